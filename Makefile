@@ -12,6 +12,8 @@ STAMP := .venv/setup.stamp
 
 # On shared cores more threads per process are slower; say OMP_NUM_THREADS=8 to use more.
 export OMP_NUM_THREADS ?= 1
+# Processes that tests start read what earlier ones have compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that mostly wait, for processes that they start; those that mostly compute run beside them. A folder that is
 # named to pytest, or is among its testpaths, is not ignored.

@@ -10,6 +10,11 @@ import pytest
 LONG_TESTS = bool(os.environ.get("LONG_TESTS"))
 
 
+def tries(usual: int, long: int) -> int:
+    """On how many random examples a property is tried: `long` ones where LONG_TESTS is set."""
+    return long if LONG_TESTS else usual
+
+
 def long(seconds: int, what: str) -> pytest.MarkDecorator:
     """Skips a test of about so many CPU seconds, with what it is about, unless LONG_TESTS is set."""
     reason = f"{what}: about {seconds} s of CPU; LONG_TESTS=1 runs it"

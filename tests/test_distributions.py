@@ -113,23 +113,21 @@ def test_the_wheel_trains_in_a_folder_without_this_checkout(built: Path, tmp_pat
     work.mkdir()
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
 
-    def polyrhythm_(*words: str) -> str:
-        code = "from polyrhythm.cli.main import entry; entry()"
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words], cwd=work, env=environ, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    where = subprocess.run(
-        [sys.executable, "-c", "import polyrhythm; print(polyrhythm.__file__)"],
-        cwd=work, env=environ, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert Path(where.stdout.strip()).is_relative_to(tmp_path / "site")
-    assert [line.split()[0] for line in polyrhythm_("recipes").splitlines()] == recipe_names()
     few = ["launcher=inline", "training.versions=2", "evaluation.episodes=2"]
-    polyrhythm_("train", "cartpole", "--out", "run", *few)
+    commands = [["recipes"], ["train", "cartpole", "--out", "run", *few], ["new", "mine"]]
+    code = (
+        "import json, sys, polyrhythm; from polyrhythm.cli.main import main; print(polyrhythm.__file__)\n"
+        "for words in json.loads(sys.argv[1]): print('status', main(words), flush=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(commands)],
+        cwd=work, env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("status 0\n") == 3, done.stderr
+    where, *listed = done.stdout.partition("status 0\n")[0].splitlines()
+    assert Path(where).is_relative_to(tmp_path / "site")
+    assert [line.split()[0] for line in listed] == recipe_names()
     assert json.loads((work / "run" / "summary.json").read_text(encoding="utf-8"))
     assert (work / "run" / "report.html").stat().st_size > 10_000  # its script and style came along
-    polyrhythm_("new", "mine")
     assert (work / "mine" / "point.yaml").is_file()

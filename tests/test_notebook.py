@@ -9,11 +9,29 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.long import long
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "quickstart.ipynb"
 
 
+def test_its_cells_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, with few updates."""
+    pytest.importorskip("IPython", reason="the extra dev has ipykernel")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    for number, cell in enumerate(cells):
+        assert not cell["outputs"], "commit it without outputs"
+        exec("".join(cell["source"]), names)
+        if number == 0:
+            assert names["VERSIONS"] == 20
+            names["VERSIONS"] = 2
+    assert (tmp_path / "runs" / "notebook" / "report.html").is_file()
+    assert int(str(names["steps"])) > 0
+
+
 @pytest.mark.slow
+@long(13, "a Jupyter kernel")
 @pytest.mark.filterwarnings("default")  # those of Jupyter's packages, none of them ours
 def test_the_notebook_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat", reason="the extra dev has nbclient and ipykernel")

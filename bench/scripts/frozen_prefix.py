@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from polyrhythm.imports import keep_freed_memory
 from polyrhythm.policies.base import as_module
 from polyrhythm_bench.cases import prefixes
 from polyrhythm_bench.cases.policies import build, spec_of
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "frozen_prefix.md")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a run's processes do
     device, spec = torch.device(given.device), spec_of("pi0", given.size)
     policy = build("pi0", given.size, device, "expert")
     found = []

@@ -85,6 +85,7 @@ def test_throughput_beside_a_plain_loop_that_does_the_same():
     assert not orphaned_folders()
 
 
+@long(7, "bench conductor, short")
 def test_conductor_charges_every_request_and_says_whether_it_is_within_the_limit(result):
     found = result("conductor", "--slots", "16,24", "--generators", "1")
     assert [size["slots"] for size in found["sizes"]] == [16, 24]
@@ -106,6 +107,7 @@ def test_ranks_do_the_same_maths_as_plain_torch(strategy):
     assert not children()
 
 
+@long(5, "memory of one rank")
 def test_memory_of_a_rank():
     found = ranks.measure_memory("ours", 1, "replicate")
     assert 0 < found["base_mb"] < found["uss_mb"] <= found["pss_mb"] <= found["peak_mb"]

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tests.long import long
 from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.errors import ConfigError, RunHalted
@@ -79,6 +80,7 @@ sys.exit(main(["bench", "ceiling", "--env-batches", "64", "--processes", "2", "-
 """
 
 
+@long(3, "bench ceiling, at a limit")
 def test_a_size_beyond_the_descriptor_limit_is_reported_and_no_crash():
     ended = subprocess.run([sys.executable, "-c", _FEW], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr

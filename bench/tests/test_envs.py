@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from tests.long import long
 
 from polyrhythm.cli.main import main
 from polyrhythm.config import catalog
@@ -17,6 +18,7 @@ from polyrhythm_bench.cases import envs, envs_page, envs_worker
 PENDULUM = {"type": "gymnasium", "id": "Pendulum-v1"}
 
 
+@long(4, "bench envs, short")
 def test_environments_that_are_installed(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(envs, "CELL_S", 0.1)
     monkeypatch.setattr(envs, "GRID", ((1, 1, 1), (2, 2, 2)))

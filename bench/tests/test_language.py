@@ -156,6 +156,7 @@ def test_the_best_split_counts_and_throughput_is_over_that_of_the_fewest_gpus() 
     assert [(row["scaling"], row["lockstep_scaling"]) for row in rows.values()] == [(1.0, 1.0), (4.0, 2.0)]
 
 
+@long(3, "twelve simulations")
 def test_each_mechanism_of_the_paper_helps_where_prompts_are_filtered() -> None:
     scenes = [SCENES["filtered"].model_copy(update={"seed": seed}) for seed in range(4)]  # one's gain is 2.4 to 3.4
     lockstep, queue, both = (
@@ -183,6 +184,7 @@ def test_a_clipped_normal_has_the_mean_of_one() -> None:
     assert parse_cost(clipped_normal(10, 10)).mean() == pytest.approx(drawn.mean() / 1000, rel=0.01)
 
 
+@long(2, "simulations of a figure")
 def test_replication_helps_in_the_simulated_figure_where_places_are_few() -> None:
     few, many = (
         language_figures.simulated([cell for cell in FIGURES["figure_8"]() if cell.row == row], 5)

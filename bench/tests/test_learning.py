@@ -358,6 +358,7 @@ def test_the_drawer_is_learned_from_as_the_others_are(simulator):
     assert all(value > 0 for value in found["returns"])
 
 
+@long(4, "a small quickstart")
 @pytest.mark.sim
 def test_the_quickstart_begins_with_a_warm_start_of_the_seed(simulator):
     small = (

@@ -86,6 +86,7 @@ def test_figures_are_medians_beside_limit_bound_and_lock_step():
     assert found["fraction_of_bare"] == pytest.approx(0.8), "0.8, 1.0 and 0.71 in the three turns"
 
 
+@long(5, "bare stages for two seconds")
 def test_bare_stages_go_on_as_fast_as_they_sleep_at_most():
     """A step of 10 ms and a pass of at least 10.2 ms for each of four env batches of two rows; a pass serves one of
     them, so that two generators are wanted at once."""

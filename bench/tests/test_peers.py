@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 import numpy as np
 import psutil
 import pytest
+from tests.long import long
 
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.specs.distributions import parse_distribution
@@ -198,6 +199,7 @@ def test_resource_trackers_tidy_up_before_they_go():
     assert not semaphore.exists()
 
 
+@long(3, "a turn of our own")
 @pytest.mark.slow
 def test_a_turn_of_ours_answers_and_leaves_nothing():
     settings = {"workload": "zero_cost", "settings": {"rows": 16}, "warm_up": 1, "updates": 1}
@@ -212,6 +214,7 @@ def test_a_turn_that_fails_says_why():
         process.ask(Path(sys.executable), "ours", {"workload": "sleeping"}, 120.0)
 
 
+@long(4, "a turn that is ended after 3 s")
 def test_a_turn_that_takes_too_long_is_ended():
     settings = {"workload": "sleeping", "settings": {"step_s": 60.0}, "warm_up": 1, "updates": 1}
     with pytest.raises(RunHalted, match="within 3 s"):
@@ -219,6 +222,7 @@ def test_a_turn_that_takes_too_long_is_ended():
     assert not [child for child in psutil.Process().children() if "peers.ours" in " ".join(child.cmdline())]
 
 
+@long(2, "a turn whose owner ends")
 def test_a_turn_ends_with_its_owner():
     question = {"workload": "sleeping", "settings": {"step_s": 60.0}, "warm_up": 1, "updates": 1}
     command = [sys.executable, "-m", "polyrhythm_bench.peers.ours"]

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from tests.long import long
 
 from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError
@@ -23,7 +24,10 @@ def measured(kind):
     return policies.run(types=(kind,), rows=(2,), repeats=1, device="cpu")
 
 
-@pytest.mark.parametrize("kind", policies.TYPES)
+KINDS = [pytest.param(kind, marks=[] if kind == "pi0" else long(8, kind)) for kind in policies.TYPES]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_is_the_same_network(kind):
     part = measured(kind)["parts"][f"{kind}, tiny"]
     act, train = part["modes"]["act 2"], part["modes"][f"train {policies.TRAIN_ROWS}"]
@@ -35,7 +39,7 @@ def test_the_reference_is_the_same_network(kind):
     assert train["peak_mb"] > act["peak_mb"]
 
 
-@pytest.mark.parametrize("kind", policies.TYPES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_pass_says_what_it_is_worth(kind):
     for mode in measured(kind)["parts"][f"{kind}, tiny"]["modes"].values():
         assert mode["actions_per_s"] == pytest.approx(1e3 * mode["rows"] * policies.CHUNK / mode["ms"])
@@ -52,9 +56,9 @@ def test_full_size_on_a_cpu_is_left_out_in_one_sentence_each():
 
 def test_the_page_has_parts_and_what_was_left_out(tmp_path):
     sentence = "pi0, released: left out, because there is no GPU"
-    (path,) = policies_page.write({**measured("groot_n1d5"), "left_out": [sentence]}, tmp_path)
+    (path,) = policies_page.write({**measured("pi0"), "left_out": [sentence]}, tmp_path)
     text = path.read_text()
-    assert "## groot_n1d5, tiny" in text
+    assert "## pi0, tiny" in text
     assert "| act, 2 |" in text
     assert f"- {sentence}." in text
     assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith("|"))
@@ -87,6 +91,7 @@ def test_only_known_types(capsys):
     assert "--types pi1: it is not one of pi0, pi05" in capsys.readouterr().err
 
 
+@long(6, "the command itself")
 def test_the_command_prints_json(capsys):
     words = ["bench", "policies", "--types", "pi0", "--sizes", "tiny", "--rows", "1", "--repeats", "1", "--json"]
     assert main(words) == 0

@@ -1,4 +1,4 @@
-"""Settings of a process: where it finds modules, and how it keeps freed memory."""
+"""Settings of a process: its cores, where it finds modules, and how it keeps freed memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 #: The folder in which this package is found.
 SOURCE = str(Path(__file__).parents[1])
+
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def same_imports() -> dict[str, str]:

@@ -234,9 +234,8 @@ def _modules_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
+def test_a_simulators_process_holds_no_torch() -> None:
+    statements = (
         "import polyrhythm.stations.simulator.station",
         "import polyrhythm.plugins.join.command, polyrhythm.plugins.join.joiner",
         "import polyrhythm.runtime.processes.child",
@@ -244,19 +243,17 @@ def _modules_after(statement: str) -> set[str]:
         "import polyrhythm.plugins.virtual.clustersim",
         "import polyrhythm.envs.base",
         "import polyrhythm.plugins.workflow, polyrhythm.plugins.workflow.station",
-    ],
-)
-def test_a_simulators_process_holds_no_torch(statement: str) -> None:
-    assert not {"torch", "transformers"} & _modules_after(statement)
+    )
+    assert not {"torch", "transformers"} & _modules_after("\n".join(statements)), "one process, for all of them"
 
 
-@pytest.mark.parametrize("env", ["{'type': 'latency'}", "{'type': 'gymnasium', 'id': 'CartPole-v1'}"])
-def test_a_simulator_at_work_holds_neither_torch_nor_the_main_process(env: str) -> None:
+def test_a_simulator_at_work_holds_neither_torch_nor_the_main_process() -> None:
     modules = _modules_after(
         "import polyrhythm.runtime.processes.child\nfrom polyrhythm.runtime.factories import unpack\n"
         "from polyrhythm.stations.simulator.station import SimulatorFactory\n"
         "from polyrhythm.config.registry import resolve\n"
-        f"resolve('env', {env}).build(2)"
+        "for env in ({'type': 'latency'}, {'type': 'gymnasium', 'id': 'CartPole-v1'}):\n"
+        "    resolve('env', env).build(2)"
     )
     assert not {"torch", "transformers", "tensorboard", "yaml", "psutil"} & modules
     assert not any(name.startswith(("polyrhythm.pipeline", "polyrhythm.training")) for name in modules)

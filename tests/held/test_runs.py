@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 from tests.held.save_runs import FOLDER, RUNS
+from tests.long import long
 from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.cli.main import main
 
+#: The others are of fewer kinds of records, or need more processes.
+USUAL = "cut"
 
-@pytest.mark.parametrize("name", RUNS)
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == USUAL else long(4, name)) for name in RUNS])
 def test_a_run_that_was_saved_then_goes_on(name: str, tmp_path: Path) -> None:
     """What was trained stays trained, samples that waited are trained, and every update has its line once."""
     with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:

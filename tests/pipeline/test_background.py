@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
+from tests.long import long
 from tests.pipeline.runs import config
 from tests.process.settings import once
 
@@ -28,6 +29,8 @@ from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.scheduler import records as r
 
 WAYS = ("second_copy", "own_generator", "pause")
+#: The usual one, and the others.
+BY_WAY = [WAYS[0], *(pytest.param(way, marks=long(3, way)) for way in WAYS[1:])]
 EVALUATION = {"every": 2, "every_episodes": 5, "rows": 3, "seed": 7}
 
 
@@ -42,7 +45,7 @@ def listed(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("weights", WAYS[:2])
+@pytest.mark.parametrize("weights", BY_WAY[:2])
 def test_a_lockstep_run_learns_the_same_with_and_without(weights: str, tmp_path: Path) -> None:
     alone, with_it = tmp_path / "alone", tmp_path / "with"
     run(alone, every=0)
@@ -71,7 +74,7 @@ def test_every_evaluation_is_of_one_version_and_in_metrics_list_and_best(weights
     assert [path.name for path in (tmp_path / STATES).glob("policy-*")] == [f"policy-{best['version']:06d}.pt"]
 
 
-@pytest.mark.parametrize("weights", WAYS)
+@pytest.mark.parametrize("weights", BY_WAY)
 def test_an_evaluation_gets_what_its_version_alone_earns(weights: str, tmp_path: Path) -> None:
     """The kept policy, evaluated again with all else at rest, earns the same."""
     run(tmp_path, weights=weights)
@@ -108,7 +111,7 @@ class Saboteur(Observer):
             self._done = True
 
 
-@pytest.mark.parametrize("weights", WAYS)
+@pytest.mark.parametrize("weights", BY_WAY)
 def test_an_evaluation_that_is_given_up_is_no_result_and_the_next_one_is(
     weights: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -233,7 +236,7 @@ class Cut(GymnasiumBatch):
         super().reset(rows, tasks, seeds)
 
 
-@pytest.mark.parametrize("weights", WAYS)
+@pytest.mark.parametrize("weights", BY_WAY)
 @pytest.mark.parametrize("episode", [1, 39], ids=["while it trains", "when it has trained"])
 def test_a_run_that_is_cut_in_an_evaluation_goes_on_and_evaluates(weights: str, episode: int, tmp_path: Path) -> None:
     """One row is still busy with the first evaluation when training ends, but for `pause`."""

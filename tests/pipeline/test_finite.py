@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 import torch
 import yaml
+from tests.long import long
 from tests.pipeline.runs import LOCKSTEP, config
 
 from polyrhythm.cli.main import main
@@ -158,6 +159,7 @@ class Recipe:
         return load_policy(self.folder)[1], ledger, steps
 
 
+@long(3, "a run in four parts")
 def test_a_run_that_too_many_failures_ended_goes_on_as_one_that_was_never_ended(tmp_path, capsys):
     """In one bucket, so to the bit. Each part forgives what the ones before had dropped."""
     whole = Recipe(tmp_path / "whole", env=diverging())

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 import torch
+from tests.long import long
 from tests.pipeline.runs import config
 
 from polyrhythm.algorithms.advantages import ADVANTAGES
@@ -252,7 +253,7 @@ def test_one_that_says_it_looks_at_the_proximal_policy_is_given_it():
     assert max(report["train/actor/approx_kl"] for report in reports) > 0
 
 
-@pytest.mark.parametrize("launcher", ["inline", "local"])
+@pytest.mark.parametrize("launcher", ["inline", pytest.param("local", marks=long(4, "two starts of a trainer"))])
 def test_a_loss_that_raises_at_run_time_ends_the_run_and_is_named(launcher, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(incarnation, "MAX_SAME_WORDS", 2)  # each takes the start of a trainer
     checked = validate_run(config(**with_loss("breaking_later"), launcher=launcher))

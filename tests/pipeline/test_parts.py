@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.long import long
 from tests.pipeline.runs import config
 
 from polyrhythm.config.sections.learning import SupervisedSettings
@@ -18,7 +19,7 @@ from polyrhythm.plugins.demonstrations.imitation import Demonstrations, Supervis
 from polyrhythm.training.checkpoint import load_state
 from polyrhythm.training.steps import finish
 
-KINDS = ["expert", "lora"]
+KINDS = [pytest.param("expert", marks=long(5, "the expert alone")), "lora"]
 
 
 def settings(kind, **changes):

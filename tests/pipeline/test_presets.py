@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from tests.long import long
 from tests.pipeline.runs import LOCKSTEP
 from tests.pipeline.test_serial_equivalence import live, tickets
 
@@ -27,7 +28,10 @@ def lags(pipeline):
     return found
 
 
-@pytest.fixture(scope="module", params=[1, 4], ids=["each-update", "four-updates"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, id="each-update", marks=long(4, "every preset again")), pytest.param(4, id="four-updates")],
+)
 def reference(request):
     return request.param, run("lockstep", sync_interval=request.param)
 

@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 import torch
 import yaml
+from tests.long import long
 from tests.pipeline.runs import LOCKSTEP, config
 
 from polyrhythm.cli.main import main
@@ -197,14 +198,27 @@ def test_an_interrupted_run_leaves_the_newest_whole_weights(at, versions, tmp_pa
     assert result["version"] in versions
 
 
-@pytest.mark.parametrize("at", [(150,), (150, 260), (150, 150)], ids=["once", "twice", "at once"])
-def test_a_run_that_was_cut_and_goes_on_learns_what_a_whole_one_does(at, tmp_path):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of 12 versions that nothing interrupts."""
+    recipe = Recipe(tmp_path_factory.mktemp("whole") / "whole", (), 12)
+    assert recipe.train() == 0
+    return recipe
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param((150,), id="once", marks=long(3, "cut once")),
+        pytest.param((150, 260), id="twice"),
+        pytest.param((150, 150), id="at once", marks=long(4, "cut without a farewell")),
+    ],
+)
+def test_a_run_that_was_cut_and_goes_on_learns_what_a_whole_one_does(at, whole, tmp_path):
     """Two signals at once end it without a farewell, so it has to go back to what was saved before.
 
     Weights are equal but for rounding: the rest of a batch that was cut is computed in smaller passes.
     """
-    whole = Recipe(tmp_path / "whole", (), 12)
-    assert whole.train() == 0
     cut = Recipe(tmp_path / "cut", at, 12)
     assert cut.train("shutdown_s=60") == 130
     parts = 1
@@ -325,6 +339,7 @@ def test_two_versions_of_the_quickstart_recipe(recipe, tmp_path, simulator):
         "training.mini_batch_samples": 4,
         "training.critic_warmup_updates": 1,
         "env.tasks": "[coffee-button-v3, handle-press-v3]",
+        "env.max_steps": 64,
         "rollout.rows": 4,
         "rollout.sharding": "even:2",
         "evaluation.episodes": 2,
@@ -345,8 +360,9 @@ def test_two_versions_of_the_quickstart_recipe(recipe, tmp_path, simulator):
     assert (tmp_path / "demonstrations.npz").is_file()
     names = {name for line in (tmp_path / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
     assert {"train/sft/loss", "evaluation/greedy/rate", "env/return", "train/critic/value_loss"} <= names
-    result = evaluate(tmp_path)
-    assert {name: result[name] for name in summary["after"]} == summary["after"]
+    if recipe == "quickstart":
+        result = evaluate(tmp_path)
+        assert {name: result[name] for name in summary["after"]} == summary["after"]
 
 
 @pytest.mark.sim

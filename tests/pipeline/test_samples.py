@@ -11,6 +11,7 @@ from random import Random
 from statistics import fmean
 
 import pytest
+from tests.long import long
 from tests.pipeline.runs import config
 from tests.plugins.language.test_language_runs import SINGLE, run
 
@@ -138,7 +139,7 @@ def test_a_run_measures_mean_and_pass_at_k(tmp_path: Path, capsys: pytest.Captur
     assert "samples = 2: greedily all are equal" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("launcher", ["inline", "local"])
+@pytest.mark.parametrize("launcher", ["inline", pytest.param("local", marks=long(2, "with processes"))])
 def test_any_environment_has_samples_and_each_task_its_own(tmp_path: Path, launcher: str) -> None:
     env = {"type": "tests.pipeline.pictures:LampSettings", "pictures": "none"}
     own = config(env=env, policy={"type": "gaussian", "init_log_std": 1.0}, launcher=launcher)

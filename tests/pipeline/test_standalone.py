@@ -15,6 +15,7 @@ from tests.pipeline.runs import config
 from torch import Tensor
 
 import polyrhythm
+from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.evaluation.standalone import evaluate
@@ -140,7 +141,7 @@ def test_what_does_not_fit_is_one_sentence(obs: Any, instruction: Any, step: Any
     assert "\n" not in str(refused.value)
 
 
-def test_the_file_is_enough_where_the_environment_is_not(tmp_path: Path) -> None:
+def test_the_file_is_enough_where_the_environment_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment's module is gone; and a file of before, which does not say its spec, wants it."""
     program = """
 import sys
@@ -156,28 +157,21 @@ except ConfigError as error:
     print(error)
 """
     (tmp_path / "point.py").write_text((Path(__file__).parents[2] / "examples/own_env/point.py").read_text())
-    make = """
-from pathlib import Path
-from polyrhythm.config.load import validate
-from polyrhythm.pipeline.persistence.checkpoints import save_policy
-training = {"versions": 1, "mini_batch_samples": 4, "minibatch_steps": 4}
-run = validate({"name": "p", "env": {"type": "point:PointSettings"}, "policy": "gaussian", "training": training})
-weights = run.policy.build(run.env.spec(), seed=0, device="cpu", role="train").state_dict()
-save_policy(weights, run, Path("with.pt"), 0, run.env.spec())
-save_policy(weights, run, Path("without.pt"), 0)
-"""
-    source = str(Path(polyrhythm.__file__).parents[1])
-
-    def python(words: list[str], path: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", *words],
-            capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path, env={"PYTHONPATH": path},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    python([make], f"{source}:{tmp_path}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    training = {"versions": 1, "mini_batch_samples": 4, "minibatch_steps": 4}
+    run = validate({"name": "p", "env": {"type": "point:PointSettings"}, "policy": "gaussian", "training": training})
+    monkeypatch.delitem(sys.modules, "point")
+    spec = run.env.spec()  # type: ignore[attr-defined]
+    weights = built(run.policy, spec).state_dict()  # type: ignore[attr-defined]
+    save_policy(weights, run, tmp_path / "with.pt", 0, spec)
+    save_policy(weights, run, tmp_path / "without.pt", 0)
     (tmp_path / "point.py").unlink()
-    told = python([program, "with.pt", "without.pt"], source).splitlines()
+    done = subprocess.run(
+        [sys.executable, "-c", program, "with.pt", "without.pt"],
+        capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(polyrhythm.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
     assert told[0] == "(1, 2) set()"
     assert "point:PointSettings cannot be imported" in told[1]

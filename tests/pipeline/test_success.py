@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.long import long
 from tests.pipeline.runs import config
 
 from polyrhythm.cli.main import main
@@ -100,6 +101,7 @@ def test_where_an_episode_reports_it_the_others_count_as_failures(only: bool, tm
     assert set(seen) == ({True, None} if only else {True, False})
 
 
+@long(2, "with processes")
 def test_processes_tell_of_a_misspelt_key_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     summary = run(tmp_path, launcher="local", kwargs={"key": "solved"}, success="sovled", metrics=["hieght"])
     assert summary["after"]["rate"] is None

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import pytest
 import torch
+from tests.long import long
 from torch import Tensor
 
 from polyrhythm.policies import flow_matching, noise
@@ -243,7 +244,7 @@ ROWS = 20_000
 SAMPLING_ERROR = 0.01  # four standard errors of the mean of 20,000·6 entries are below 0.006
 
 
-@pytest.mark.parametrize("steps", [4, 64])
+@pytest.mark.parametrize("steps", [4, pytest.param(64, marks=long(3, "of 64 steps"))])
 def test_samples_of_the_ode_and_of_one_noisy_step_have_the_moments_of_their_steps(steps: int) -> None:
     ode, _ = sampled(Stepped(Ode(), steps), exact, ROWS)
     mean, variance = moments(steps, lambda i: (0.0, None))

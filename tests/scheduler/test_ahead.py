@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.long import tries
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.plugins.lease.test_simulated import leased
@@ -271,7 +272,7 @@ def loaded(rng: random.Random) -> ClusterSettings:
     return leased(rng, crowded) if rng.random() < 0.3 else crowded
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(20, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
 def test_guarantees_hold_and_weights_wait_for_two_passes_at_most(rng: random.Random) -> None:
     cluster_settings = loaded(rng)

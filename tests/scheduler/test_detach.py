@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.long import tries
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker
 from tests.scheduler.test_conductor import Script, train_one
@@ -260,7 +261,7 @@ def restored(conductor: AnyConductor) -> AnyConductor:
     return after
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(25, 75), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
 def test_a_run_that_is_cut_anywhere_again_and_again_and_loses_stations_reaches_its_target(rng: random.Random) -> None:
     cluster_settings = arbitrary_cluster(rng)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.long import tries
 from tests.oracles.arbitrary import arbitrary_cluster, arbitrary_streams
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 
@@ -73,7 +74,7 @@ requests = st.lists(st.tuples(hosts, st.integers(1, 3)), min_size=1, max_size=4)
 
 
 @given(st.lists(requests, min_size=1, max_size=4), st.lists(hosts, min_size=4, max_size=6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tries(67, 200), deadline=None)
 def test_the_same_requests_start_in_batches_of_the_same_rows_and_no_fewer_are_local(
     shapes: list[list[tuple[str, int]]], places: list[str]
 ) -> None:
@@ -115,7 +116,7 @@ def on_hosts(found: ClusterSettings) -> ClusterSettings:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(8, 20), deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_guarantee_is_broken_on_hosts(rng: random.Random) -> None:
     found = on_hosts((arbitrary_streams if rng.random() < 0.3 else arbitrary_cluster)(rng))
     conductor = build_conductor(found.scheduler)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.long import tries
 from tests.oracles.arbitrary import arbitrary_cluster, arbitrary_scored, arbitrary_streams
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.plugins.lease.test_simulated import leased
@@ -33,7 +34,7 @@ from polyrhythm.scheduler.records import (
     Wake,
 )
 
-examples = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+examples = settings(max_examples=tries(10, 30), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class OperatedAtRandom:

@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.long import tries
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.oracles.replay import first_difference
@@ -42,8 +43,8 @@ from polyrhythm.scheduler.records import (
 from polyrhythm.scheduler.samples.groups import SampleState
 
 randoms = st.randoms(use_true_random=False)
-examples = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-few_examples = settings(examples, max_examples=40)
+examples = settings(max_examples=tries(50, 150), deadline=None, suppress_health_check=list(HealthCheck))
+few_examples = settings(examples, max_examples=tries(13, 40))
 
 
 def watched(cluster_settings: ClusterSettings) -> tuple[VirtualCluster, AnyConductor, GuaranteeChecker]:
@@ -59,7 +60,7 @@ def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: rand
 
 
 @pytest.mark.slow
-@settings(examples, max_examples=60)
+@settings(examples, max_examples=tries(20, 60))
 @given(randoms)
 def test_so_is_it_with_more_groups_and_members_than_are_needed(rng: random.Random) -> None:
     cluster_settings = arbitrary_cluster(rng, redundant=True)
@@ -72,7 +73,7 @@ def test_so_is_it_with_more_groups_and_members_than_are_needed(rng: random.Rando
         assert conductor.rollout.admission.spare == [], "nobody's place is left to take"
 
 
-@settings(examples, max_examples=40)
+@settings(examples, max_examples=tries(13, 40))
 @given(randoms)
 def test_samples_of_lost_hosts_run_again_under_their_numbers(rng: random.Random) -> None:
     """At random times some of the finished samples that wait are lost."""
@@ -125,7 +126,7 @@ def test_an_evaluation_in_the_middle_gets_every_episode_and_holds_one_version(rn
     assert len({result.version for result in results}) <= 1
 
 
-@settings(examples, max_examples=40)
+@settings(examples, max_examples=tries(13, 40))
 @given(randoms)
 def test_training_in_lockstep_takes_the_same_course_with_and_without_background_evaluations(rng: random.Random) -> None:
     with_them = _lockstep(arbitrary_cluster(rng))
@@ -195,7 +196,7 @@ class Settled:
         return commands
 
 
-@settings(examples, max_examples=120)
+@settings(examples, max_examples=tries(40, 120))
 @given(randoms)
 def test_nothing_that_can_start_waits_for_another_event(rng: random.Random) -> None:
     """Evaluations come at any time, several at once, and some of their episodes are set aside by then."""
@@ -265,7 +266,7 @@ def test_the_same_seed_gives_the_same_run_and_another_conductor_the_same_command
     assert first_difference(build_conductor(cluster_settings.scheduler), first.driver.steps) is None
 
 
-@settings(examples, max_examples=20)
+@settings(examples, max_examples=tries(8, 20))
 @given(randoms, st.floats(0, 4), st.integers(1, 4))
 def test_pacing_keeps_the_mean_lag_within_any_real_alpha(rng: random.Random, max_lag: float, interval: int) -> None:
     base = arbitrary_cluster(rng)

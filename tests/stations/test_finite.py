@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import tries
 from tests.stations.counting import Bench, Counting, ticket
 from tests.stations.test_reset_ahead import settle
 
@@ -239,7 +240,7 @@ def test_no_place_among_few_or_many_float32_is_overlooked(count):
     assert not is_finite(np.array([np.inf, -np.inf], np.float32))  # their sum is no infinity
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(20, 60), deadline=None)
 @given(st.data())
 def test_records_are_looked_at_as_their_fields_are(data):
     dtypes = st.lists(st.sampled_from(["f2", "f4", "f8", "i4", "i8", "u1"]), min_size=1, max_size=4)

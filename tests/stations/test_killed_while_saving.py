@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.long import long
 
 from polyrhythm.plugins.ranks.sharded import ShardedRanks
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -34,7 +35,7 @@ def write_two(folder: Path, *, sharded: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("kind", [pytest.param("file", marks=long(2, "in one file")), "folder"])
 def test_a_trainer_that_is_killed_while_it_writes_leaves_the_state_before(kind: str, tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-m", __name__, str(tmp_path), kind], stdout=subprocess.PIPE)
     try:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.long import long
 from torch import Tensor
 
 from polyrhythm.cli.main import main
@@ -70,7 +71,14 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
+#: Those of VLA policies that differ from one of the others in less.
+LONG = ("rlinf_libero", "rlinf_libero_grpo", "rlinf_libero_grpo_async", "rlinf_maniskill of pi0")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(words, id=case, marks=[long(5, case)] * (case in LONG)) for case, words in CASES.items()],
+)
 def collected(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Collected:
     recipe, *more = request.param
     words = [*more, *SMALL.split(), *SMALL_BY_KIND["language" if recipe == "quickstart_lm" else "vla"].split()]

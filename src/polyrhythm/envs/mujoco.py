@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.envs.gl_speed import draw, start_load
 from polyrhythm.errors import StartError
+from polyrhythm.imports import count_cores
 
 if TYPE_CHECKING:
     import mujoco
@@ -162,8 +163,7 @@ def drawing() -> Drawing:
 def processes_at_once() -> int:
     """Number of processes of a measurement: the usable cores, at most 16, and at most the number of simulators if
     known."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _MOST, drawing().simulators or _MOST)
+    return min(count_cores(), _MOST, drawing().simulators or _MOST)
 
 
 def fastest(backends: tuple[str, ...]) -> str:

@@ -21,13 +21,14 @@ from polyrhythm.config.sections.placement import PlacementSettings, SeatSettings
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.envs.base import traits_of
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.imports import count_cores
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.plugin import load, table
 from polyrhythm.readable import counted
 from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices, bind_environment, devices_here, number_of
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import Ends
-from polyrhythm.runtime.memory.tensors import count_cores, count_devices
+from polyrhythm.runtime.memory.tensors import count_devices
 from polyrhythm.runtime.messages import TRAINER, rank_name
 from polyrhythm.scheduler.settings import LeaseSettings
 

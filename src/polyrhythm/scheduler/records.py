@@ -691,7 +691,7 @@ class MoveChosen:
     outcome: it was `begun`, or after some versions `kept` or `undone`; `reset` if costs changed, so that α is the
     setting's again, and a move that had begun stays without a result. move: what changed, as text. reason: the times
     and rates that it rests on, as text. expected, measured: trained samples per second with it, over those without;
-    measured is 0 until known.
+    measured is 0 until known, and if a lost station ended it.
     """
 
     outcome: Literal["begun", "kept", "undone", "reset"]

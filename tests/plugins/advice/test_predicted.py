@@ -109,10 +109,12 @@ def test_what_is_not_simulated_keeps_its_bound(setting: str, to: Any) -> None:
         (Change("rollout.simulators", 1, 2, "cores", at_most(1.5)), "at most"),
         (Change("freshness.max_lag", 0, 1, "", at_most(1.5)), "predicted"),
         (Change("training.epochs", 2, 1, "", at_most(1.5)), "predicted"),
+        (Change("batching.max_wait_ms", 2, 1, "", at_most(1.5)), "at most"),
     ],
 )
-def test_more_work_at_once_than_was_measured_is_a_bound(change: Change, basis: str) -> None:
-    """A run has measured one amount of each work; twice as much is simulated to take as long."""
+def test_what_a_run_has_not_measured_makes_a_bound(change: Change, basis: str) -> None:
+    """A run has measured one amount of each work; twice as much is simulated to take as long. And it has means, without
+    the spread that passes wait for."""
     found = predicted(Finding("stability", "x", "m", (change,)), config=lockstep("training.micro_batch_steps=20"))
     (own,) = [one for one in found.changes if one.setting == change.setting]
     assert own.effect.basis == basis

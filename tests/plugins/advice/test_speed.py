@@ -48,7 +48,7 @@ TABLE: list[tuple[dict[str, Any], dict[str, Any], str, str, list[str]]] = [
         {},
         *("scoring", "scorer", ["scoring.processes=6"]),
     ),
-    ({"cores": 0.95}, {}, "alternating", "simulator", ["rollout.rows=12"]),
+    ({"cores": 0.95}, {}, "alternating", "simulator", []),
     ({"busy": {"simulator": 0.59}}, {}, "alternating", "simulator", ["rollout.rows=12"]),
     ({}, ALONE, "alternating", "simulator", ["rollout.sharding=even:2", "rollout.rows=12"]),
     ({"busy": {"simulator": 0.2, "generator": 0.1}}, ALONE, "alternating", "simulator", ["rollout.rows=12"]),

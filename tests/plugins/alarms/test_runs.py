@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from tests.long import long
 from tests.pipeline.runs import config
 from tests.plugins.language.test_language_runs import SINGLE, run
 from tests.plugins.scoring.test_runs import UNJUDGED
@@ -28,6 +29,7 @@ def test_a_run_whose_answers_all_earn_the_same_warns_once(tmp_path: Path, caplog
     assert advice[0] == {"kind": "text", "text": told, "tone": "notice"}
 
 
+@long(3, "a run that is spoilt")
 def test_an_evaluation_that_collapses_is_a_warning_of_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Steps that are far too long undo what was imitated."""
     spoilt = ("training.optimizer.lr=3.0", "training.optimizer.grad_clip=null", "evaluation.episodes=64")

@@ -17,7 +17,7 @@ AUTO = {
     "batching": {"type": "auto"},
     "freshness": {"max_lag": 1.0, "on_update": "continue"},
     "rollout": {"rows": 4, "env_batches": 2, "routing": "affinity", "generators": 2},
-    "training": {"versions": 40, "order": "arrival"},
+    "training": {"versions": 16, "order": "arrival"},
 }
 
 

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 import pytest
 from pydantic import BaseModel
+from tests.long import long
 
 import polyrhythm
 from polyrhythm.cli.main import main
@@ -32,6 +33,7 @@ def run(name: str) -> Finding:
     return next(check.findings(None)).finding
 
 
+@long(2, "a frame of Meta-World")
 @pytest.mark.slow
 @pytest.mark.sim
 def test_where_all_is_there_a_frame_is_drawn_and_the_status_is_0(

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.long import long
 from tests.plugins.hardware.test_gpus import FOUR, StandIn
 
 from polyrhythm.observe.metrics import MetricsWriter, check_names
@@ -58,6 +59,7 @@ def test_a_run_that_never_started_closes() -> None:
     part.close()
 
 
+@long(2, "a busy process")
 def test_use_of_the_cores_counts_this_process_and_its_children() -> None:
     use = CoreUse()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:

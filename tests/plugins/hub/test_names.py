@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from tests.long import long
 from tests.plugins.hub.local_hub import TOKEN, LocalHub
 from tests.plugins.hub.test_card import write_run
 
@@ -146,6 +147,7 @@ def test_a_gated_repository_needs_an_account(hub: LocalHub, monkeypatch: pytest.
     assert (fetched_folder("hf://acme/arm") / "config.json").is_file()
 
 
+@long(5, "the client waits between its tries")
 def test_a_download_that_breaks_is_one_sentence(hub: LocalHub) -> None:
     hub.broken.add("model.safetensors")
     with pytest.raises(MissingError, match="try again, or run: hf download") as refusal:

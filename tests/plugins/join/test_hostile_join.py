@@ -48,7 +48,7 @@ from polyrhythm.specs.hashing import mix_array
 from polyrhythm.stations.simulator.slot import StepSettings
 
 #: Frames of a default run, and of a long one.
-COUNTS = [2_000, pytest.param(100_000, marks=long(70, "100,000 mutated frames"))]
+COUNTS = [1_000, pytest.param(100_000, marks=long(70, "100,000 mutated frames"))]
 #: Bytes by which a long run may grow: what is counted and logged once.
 GROWTH = 2 * 2**20
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import tries
 
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.join import messages as m
@@ -306,7 +307,7 @@ def test_the_call_under_way_is_that_of_the_environment() -> None:
 
 
 @given(st.lists(st.sampled_from(["say", "arrive", "break", "know"]), max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tries(67, 200), deadline=None)
 def test_every_message_arrives_once_and_in_order_over_any_breaks(events: list[str]) -> None:
     ours, theirs, said, arrived = m.Numbering(), m.Numbering(), 0, list[int]()
     line: deque[tuple[int, bytes]] = deque()

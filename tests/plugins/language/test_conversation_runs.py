@@ -120,6 +120,7 @@ def test_a_function_evaluates_as_the_command_does(tmp_path: Path) -> None:
         pr.evaluate(tmp_path, conversations=-1)
 
 
+@long(3, "seven evaluations")
 def test_tokens_may_be_sampled_otherwise_than_in_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At a temperature near 0, or from the likeliest token alone, as greedily."""
     run(tmp_path, *SINGLE, "launcher=inline", "training.versions=1")

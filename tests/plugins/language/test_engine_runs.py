@@ -29,6 +29,7 @@ from polyrhythm.pipeline.validation.check import examine, validate_run
 from polyrhythm.pipeline.validation.fit import check_engine
 from polyrhythm.plugins.language.causal_lm.engine import Sampling
 from polyrhythm.plugins.language.causal_lm.policy import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.servers import client
 from polyrhythm.runtime.messages import Report
 
 
@@ -63,9 +64,9 @@ def server_of(config: RunConfig, kind: str = "sglang", seed: int = 9) -> Any:
     ("kind", "launcher", "on_update"),
     [
         ("sglang", "inline", "drain"),
-        ("sglang", "inline", "abort"),
+        pytest.param("sglang", "inline", "abort", marks=long(1, "aborts")),
         pytest.param("sglang", "local", "continue", marks=long(9, "a server and processes")),
-        ("openai", "inline", "drain"),
+        pytest.param("openai", "inline", "drain", marks=long(1, "drains")),
         ("openai", "inline", "continue"),
     ],
 )
@@ -107,7 +108,8 @@ def _check_server(model: Model, load: str, pause: str, resume: str) -> None:
     assert not model.names, "nothing runs at the server any more"
 
 
-def test_a_server_that_dies_ends_the_run_in_a_sentence(tmp_path: Path) -> None:
+def test_a_server_that_dies_ends_the_run_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_PAUSE_S", 0.01)
     with (
         server_of(validate(LANGUAGE)) as (url, model),
         closing(build_pipeline(RunContext(configured(url), folder=tmp_path))) as pipeline,
@@ -214,7 +216,7 @@ def test_what_names_no_engine_is_refused(engine: dict[str, Any]) -> None:
         validate({**LANGUAGE, "policy": {**LANGUAGE["policy"], "engine": engine}})
 
 
-@pytest.mark.parametrize("kind", ["sglang", "openai"])
+@pytest.mark.parametrize("kind", [pytest.param("sglang", marks=long(1, "the same by another server")), "openai"])
 def test_a_run_of_the_native_engine_is_evaluated_by_a_server(kind: str, tmp_path: Path) -> None:
     """With the run's weights: the server's own are others, and answer otherwise."""
     run = validate(merge(LANGUAGE, {"evaluation": {"episodes": 8, "every": 1}}))

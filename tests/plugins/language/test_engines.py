@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.long import long
 from tests.plugins.language.engines import (
     CUTS,
     ENGINES,
@@ -44,7 +46,13 @@ ANEW = ("openai", "vllm server")
 SERVED = ("sglang", *ANEW)
 
 
-@pytest.fixture(params=[pytest.param(name, marks=LACKS_VLLM if name.startswith("vllm") else ()) for name in ENGINES])
+def _mark(name: str) -> Any:
+    if name.startswith("vllm"):
+        return LACKS_VLLM
+    return long(2, "of another kind of server") if name == "openai" else ()
+
+
+@pytest.fixture(params=[pytest.param(name, marks=_mark(name)) for name in ENGINES])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     with ENGINES[request.param]() as found:
         yield found

@@ -48,7 +48,7 @@ def run(folder: Path, recipe: str, *overrides: str) -> tuple[dict[str, Any], lis
     return summary, [line for line in lines if "throughput/transitions" in line]
 
 
-@pytest.mark.parametrize("launcher", ["inline", "local"])
+@pytest.mark.parametrize("launcher", [pytest.param("inline", marks=long(2, "in one process")), "local"])
 def test_one_answer_per_prompt(launcher: str, tmp_path: Path) -> None:
     summary, updates = run(tmp_path, *SINGLE, f"launcher={launcher}")
     assert summary["ledger"]["trained"] == 24
@@ -225,6 +225,7 @@ def test_a_micro_batch_of_tokens_needs_a_policy_that_counts_them() -> None:
 
 UNEVEN = {
     "name": "uneven",
+    "launcher": "inline",
     "env": {"type": "tests.pipeline.judged:UnevenSettings"},
     "policy": {"type": "causal_lm", "layers": 1, "width": 16, "heads": 2, "hidden": 16},
     "rollout": {"rows": 8, "max_dropped": 0},

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from tests.long import long
 
 from polyrhythm.config.load import load_config, validate
 from polyrhythm.errors import RunFolderError
@@ -68,7 +69,11 @@ def run(folder: Path, content: dict[str, Any], *overrides: str) -> dict[str, Any
 
 @pytest.mark.parametrize(
     ("verify", "launcher"),
-    [("exact", "inline"), ({"type": "regex", "pattern": r"\d+"}, "local"), ("math", "inline")],
+    [
+        ("exact", "inline"),
+        pytest.param({"type": "regex", "pattern": r"\d+"}, "local", marks=long(11, "with processes")),
+        pytest.param("math", "inline", marks=long(5, "with a parser of formulas")),
+    ],
     ids=["exact", "regex", "math"],
 )
 def test_two_updates_on_the_example(verify: Any, launcher: str, tmp_path: Path) -> None:
@@ -128,8 +133,9 @@ def test_a_reward_function_gets_the_datas_own_answer(tmp_path: Path) -> None:
 
 
 def test_more_episodes_than_prompts_held_out_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    states = PromptsSettings(**recipe()["env"]).spec().initial_states
+    short = recipe(max_new_tokens=2)
+    states = PromptsSettings(**short["env"]).spec().initial_states
     for episodes, warned in ((states, 0), (states + 1, 1)):
         caplog.clear()
-        validate_run(validate(recipe() | {"evaluation": {"episodes": episodes}}))
+        validate_run(validate(short | {"evaluation": {"episodes": episodes}}))
         assert len([one for one in caplog.records if f"hold out {states}, which" in one.message]) == warned

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from tests.long import long
 from tests.plugins.language.chat_families import write_family
 
 from polyrhythm.errors import ConfigError, MissingError
@@ -384,6 +385,7 @@ def test_a_pattern_that_runs_away_is_ended_and_leaves_no_process(
     assert children() == []
 
 
+@long(3, "a process that is killed in a comparison")
 def test_the_process_of_a_verifier_ends_with_the_one_that_has_it(tmp_path: Path) -> None:
     """Also where that was killed, and a comparison runs."""
     program = (

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.long import long
 
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.language.sandbox.kernel import Lacking, filter_program
@@ -308,7 +309,10 @@ def test_a_call_that_is_given_up_is_ended() -> None:
     dropping.close()
 
 
-@pytest.mark.parametrize("without", [(), ("namespaces",)], ids=["namespaces", "no namespaces"])
+@pytest.mark.parametrize(
+    "without",
+    [pytest.param((), id="namespaces"), pytest.param(("namespaces",), id="no namespaces", marks=long(2, "without"))],
+)
 def test_a_sandbox_that_is_killed_is_started_again(without: tuple[str, ...]) -> None:
     killed = opened(without)
     server = server_of(killed)

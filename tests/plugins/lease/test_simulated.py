@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from tests.long import tries
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.plugins.virtual.clustersim.clusters import run, settings, times
@@ -176,7 +177,7 @@ def test_who_is_beside_others_is_alone_once_stations_take_turns_again() -> None:
     trainer.switch(TakeDevice(trainer.name, 0, beside=True))
 
 
-@examples(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(max_examples=tries(20, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
 def test_random_placements_reach_their_target_with_every_guarantee(rng: random.Random) -> None:
     cluster_settings = leased(rng, arbitrary_cluster(rng, redundant=rng.random() < 0.2))

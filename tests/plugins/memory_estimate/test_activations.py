@@ -20,6 +20,7 @@ from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
 
 POLICIES = ("{type: tiny_vla}", "{type: pi0}", "{type: openvla_oft}", "{type: groot_n1d5}")
+SMALL_PI0 = "{type: pi0, size: {layers: 1, vision_layers: 1}}"
 LANGUAGE = "{type: causal_lm, layers: 2, width: 32, heads: 2, hidden: 64}"
 
 
@@ -37,7 +38,12 @@ def estimated(policy: str, probed_bytes: int = PROBED_BYTES) -> Activations:
 
 
 @pytest.mark.parametrize(
-    "policy", [pytest.param("{type: pi0}", marks=long(7, "a probe of pi0")), "{type: openvla_oft, train: expert}"]
+    "policy",
+    [
+        SMALL_PI0,
+        pytest.param("{type: pi0}", marks=long(7, "a probe of pi0")),
+        pytest.param("{type: openvla_oft, train: expert}", marks=long(8, "a probe of OpenVLA-OFT")),
+    ],
 )
 def test_a_trace_without_memory_says_what_a_probe_says(policy: str) -> None:
     probed, traced = estimated(policy), estimated(policy, probed_bytes=0)
@@ -51,8 +57,9 @@ def test_a_trace_without_memory_says_what_a_probe_says(policy: str) -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        *POLICIES[:3],
-        *(pytest.param(one, marks=long(3, one)) for one in (POLICIES[3], "{type: pi0, gradient_checkpointing: true}")),
+        *POLICIES[:2],
+        *(pytest.param(one, marks=long(3, one)) for one in POLICIES[2:]),
+        pytest.param("{type: pi0, gradient_checkpointing: true}", marks=long(3, "gradient checkpointing")),
     ],
 )
 def test_two_passes_tell_the_bytes_of_any_rows(policy: str) -> None:
@@ -96,6 +103,7 @@ def test_only_a_frozen_part_is_precomputed() -> None:
     assert expert.precomputed(4) >= expert.kept(4) > 0
 
 
+@long(5, "a trace of the released pi0")
 def test_the_released_size_is_traced_in_bounded_memory() -> None:
     settings, spec, form = parts("{type: pi0, size: released, train: head}")
     found = estimate_activations(settings, spec, form)
@@ -114,9 +122,9 @@ def test_a_large_policy_without_an_outline_is_not_built() -> None:
 
 
 def test_a_probe_leaves_random_state_and_kept_constants_alone() -> None:
-    settings, spec, _ = parts("{type: pi0}")
+    settings, spec, _ = parts(SMALL_PI0)
     states = (torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
-    for found in (estimated("{type: pi0}"), estimated("{type: pi0}", probed_bytes=0)):
+    for found in (estimated(SMALL_PI0), estimated(SMALL_PI0, probed_bytes=0)):
         found.training(4)
         found.acting(4)
     after = (torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())

@@ -28,8 +28,8 @@ def _long(recipe: str, *settings: str) -> object:
     [
         ("cartpole", ["policy.hidden=256", "rollout.segment_steps=16"]),
         ("quickstart", []),
-        ("quickstart", ["training.micro_batch_steps=0"]),
         ("quickstart", [f"policy={EXPERT}", "training.optimizer.offload=true"]),
+        _long("quickstart", "training.micro_batch_steps=0"),
         _long("quickstart_lm", "groups.size=2"),
         _long("reach", "policy.hidden=256"),
         _long("quickstart", f"policy={LORA}", "training.optimizer.offload=true"),

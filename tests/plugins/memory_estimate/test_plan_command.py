@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.long import long
 
 from polyrhythm.cli.main import main
 
@@ -40,6 +41,7 @@ def test_every_device_of_another_machine_is_planned(capsys: pytest.CaptureFixtur
     assert "not counted: simulators" in said
 
 
+@long(4, "four plans of pi0")
 def test_what_does_not_fit_ends_with_settings_that_do(capsys: pytest.CaptureFixture[str]) -> None:
     found = _json(capsys, *SMALL, "--host-memory", "1")
     gigabytes = 0.9 * found["devices"]["cpu"]["total"] / 1e9
@@ -57,6 +59,7 @@ def test_what_does_not_fit_ends_with_settings_that_do(capsys: pytest.CaptureFixt
     assert f"  {overrides[0]}  (cpu " in said
 
 
+@long(5, "a plan of the released size")
 def test_a_missing_checkpoint_stands_for_the_released_size(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["quickstart_pi0", "policy.checkpoint=/no", "policy.train=head", "training.versions=0"]
     words += ["--host-memory", "3"]

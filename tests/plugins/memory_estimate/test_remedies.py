@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.pipeline.runs import config
 from tests.plugins.memory_estimate.test_plan import DEVICES, GB, planner_of
 
@@ -45,6 +46,7 @@ def test_rows_and_micro_batches_are_the_largest_that_fit() -> None:
         assert not planner.plan(with_settings(run, {setting: value + 1})).fits
 
 
+@long(4, "plans of pi0")
 def test_every_proposal_fits_and_its_total_is_told() -> None:
     run = load_config("quickstart", PI0)
     whole = small_planner(run, GB).plan(run)
@@ -64,6 +66,7 @@ def test_every_proposal_fits_and_its_total_is_told() -> None:
     assert remedies[0].text().startswith("training.micro_batch_steps=")
 
 
+@long(2, "a plan of pi0")
 def test_changes_are_put_together_where_one_alone_is_too_little() -> None:
     run = load_config("quickstart", PI0)
     plan = small_planner(run, GB).plan(run)

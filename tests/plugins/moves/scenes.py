@@ -17,6 +17,8 @@ from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import Command, Event, MoveChosen, Published
 from polyrhythm.scheduler.settings import BatchLimits, MoveRules, SchedulerSettings
 
+#: The second generator of `scene` is off.
+OFF = ("generator-1",)
 #: Samples per second of an operation, as a judge of the tests forecasts them.
 Rates = Callable[[Operation], float]
 
@@ -61,6 +63,13 @@ def judged(settings: SchedulerSettings, rates: Rates) -> MovingConductor:
 
     inner = Conductor(settings)
     return MovingConductor(inner, inner, judge)
+
+
+def lying(true: float) -> MovingConductor:
+    """A conductor that believes every other operation to be half as fast again."""
+    rules = MoveRules({"generator-0": (0,), "generator-1": (1,), "trainer": (1,)})
+    settings = replace(scene().scheduler, moves=rules)
+    return judged(settings, lambda one: true if one == Operation((), 2.0) else 1.5 * true)
 
 
 class WatchedRun:

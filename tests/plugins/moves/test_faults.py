@@ -6,11 +6,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from tests.long import long
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.plugins.moves.scenes import scene
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.moves.conductor import MovingConductor
+from polyrhythm.plugins.moves.operation import starting
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, FaultPlan
 from polyrhythm.scheduler.records import Command, Event, MoveChosen, StartUpdate
@@ -62,10 +64,19 @@ def faults_at_moves(sharing: str, seed: int, versions: int, each: int) -> tuple[
     return cluster, conductor
 
 
-@pytest.mark.parametrize("kind", ["micro_batch", "sharing"])
-def test_a_try_that_needs_too_much_memory_is_undone_at_once_and_never_repeated(kind: str) -> None:
-    """The trainer is lost in each update that has more than 8 chunk steps per pass, or a device with a generator."""
-    settings = drifting("lease" if kind == "sharing" else "shared", 70)
+@pytest.mark.parametrize(
+    ("kind", "kept", "versions"),
+    [
+        pytest.param("micro_batch", False, 60, marks=long(3, "larger micro-batches that fail at once")),
+        ("micro_batch", True, 64),
+        ("sharing", False, 40),
+        pytest.param("sharing", True, 40, marks=long(2, "a shared device that fails later")),
+    ],
+)
+def test_what_needs_too_much_memory_is_undone_and_never_repeated(kind: str, kept: bool, versions: int) -> None:
+    """The trainer is lost in each update that has more than 8 chunk steps per pass, or a device with a generator: from
+    the first on, or from the time on at which the move was kept, and then twice, as nothing names memory."""
+    settings = drifting("lease" if kind == "sharing" else "shared", versions)
     assert settings.scheduler.moves is not None
     rules = replace(settings.scheduler.moves, micro_batches=(4, 8, 16, 32) if kind == "micro_batch" else ())
     rules = rules if kind == "micro_batch" else replace(rules, micro_batch=0)
@@ -83,22 +94,29 @@ def test_a_try_that_needs_too_much_memory_is_undone_at_once_and_never_repeated(k
         checked(now, event, commands)
         updates = [command for command in commands if isinstance(command, StartUpdate)]
         too_much = any(command.micro_batch > 8 or conductor.mover.operation.together for command in updates)
-        if too_much and losses < 5:  # a run that repeats it ends, too
+        fails = not kept or any(move.outcome == "kept" and kind in move.move for move in conductor.chosen)
+        if too_much and fails and losses < 5:  # a run that repeats it ends, too
             losses += 1
             cluster.driver.clock.at(now + 0.1, cluster.fail, FaultPlan(station="trainer", at=now + 0.1))
 
     cluster.driver.observer = observe
     check_target_reached(cluster, conductor.inner, watch)
-    tries = [move.move for move in conductor.chosen if move.outcome == "begun" and kind in move.move]
-    larger = [move for move in tries if "→ share" in move or ("8 →" in move and "8 → 4" not in move)]
-    assert losses == len(larger) == 1
+    moves = [(move.outcome, move.move) for move in conductor.chosen if kind in move.move]
+    larger = [move for outcome, move in moves if outcome == "begun" and ("→ share" in move or "8 → 16" in move)]
+    assert losses == 1 + kept
+    assert len(larger) == 1
+    assert not conductor.mover.operation.needs_more(starting(settings.scheduler, rules))
+    assert any("not tried again" in move.reason for move in conductor.chosen if move.outcome == "undone")
     assert conductor.ledger.dropped_total == 0
-    assert conductor.ledger.trained == 70 * 32
+    assert conductor.ledger.trained == settings.versions * 32
 
 
 @pytest.mark.parametrize(
     ("sharing", "versions", "each", "moved"),
-    [("shared", 70, 20, {"generator-1"}), ("lease", 60, 25, {"sharing", "max_lag"})],
+    [
+        pytest.param("shared", 70, 20, {"generator-1"}, marks=long(4, "where stations share a device")),
+        ("lease", 60, 30, {"sharing"}),
+    ],
 )
 def test_fifty_faults_at_the_movers_own_moves_lose_nothing(
     sharing: str, versions: int, each: int, moved: set[str]

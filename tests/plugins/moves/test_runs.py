@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.long import long
 from tests.pipeline.runs import LOCKSTEP
 from tests.plugins.moves.scenes import TableSimulation
 from tests.plugins.planning.profiles import RECIPE, profile, recipe
@@ -23,13 +24,15 @@ from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.resume_rules import started
 from polyrhythm.pipeline.placed import place, with_start
-from polyrhythm.plugins.moves import mover, operation
+from polyrhythm.pipeline.validation.check import examine
 from polyrhythm.plugins.moves.conductor import MovingConductor
+from polyrhythm.plugins.moves.mover import MoveTolerance
 from polyrhythm.plugins.moves.operation import Operation, starting
 from polyrhythm.plugins.moves.rules import move_rules
 from polyrhythm.plugins.moves.timing import MeasuredTimes
 from polyrhythm.plugins.planning.profile import this_machine
-from polyrhythm.scheduler.settings import BatchLimits, MoveRules, SchedulerSettings
+from polyrhythm.scheduler.conductor import AnyConductor, Conductor
+from polyrhythm.scheduler.settings import BatchLimits
 
 ASYNCHRONOUS = {
     "freshness": {"max_lag": 2.0, "on_update": "continue"},
@@ -37,70 +40,68 @@ ASYNCHRONOUS = {
     "rollout": {"rows": 4, "env_batches": 2, "generators": 2},
     "training": {"versions": 12, "order": "arrival"},
 }
+ONE = {"rollout": {"generators": 1}}
 SHARED: dict[str, Any] = {"simulated_devices": 2, "generators": {"devices": "0,1"}, "trainer": {"devices": "1"}}
 
 
-class HopefulJudge:
-    """Forecasts the measured rate for the operation of the settings, and twice that for all others."""
+class HopefulConductor(MovingConductor):
+    """Forecasts a thousand times as much for each other operation. However much other work disturbs the times of a run,
+    it tries one as soon as it has counted versions, and no try ends early."""
 
-    def __init__(self, settings: SchedulerSettings, _rules: MoveRules) -> None:
-        self._settings = settings
+    def __init__(self, outer: AnyConductor, inner: Conductor, _judge: object) -> None:
+        def judge(times: MeasuredTimes, operation: Operation, _limits: BatchLimits) -> TableSimulation:
+            rate = inner.settings.version_samples / times.version_s
+            assert inner.settings.moves is not None
+            here = operation == starting(inner.settings, inner.settings.moves)
+            return TableSimulation(rate if here else 1000.0 * rate, operation.max_lag)
 
-    def __call__(self, times: MeasuredTimes, operation: Operation, _limits: BatchLimits) -> TableSimulation:
-        rate = self._settings.version_samples / times.version_s
-        assert self._settings.moves is not None
-        here = operation == starting(self._settings, self._settings.moves)
-        return TableSimulation(rate if here else 2.0 * rate, operation.max_lag)
-
-
-def test_a_run_with_moves_shows_what_is_in_force(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """However much other work disturbs the times, something is tried."""
-    monkeypatch.setattr(MovingConductor, "judge", f"{__name__}:HopefulJudge")
-    monkeypatch.setattr(mover, "DRIFT", math.inf)
-    caplog.set_level(logging.INFO)
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(merge(merge(LOCKSTEP, ASYNCHRONOUS), {"placement": SHARED | {"moves": True}})))
-    assert main(["train", str(path), "--out", str(tmp_path / "run"), "training.versions=48"]) == 0
-    assert re.search(r"placement\.moves: tried .*generator-\d off; max_lag 2 → 1; max_lag", caplog.text)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["moves"][0]["outcome"] == "begun"
-    assert all(move["outcome"] in ("begun", "kept", "undone", "reset") for move in summary["moves"])
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    updates = [line for line in lines if "staleness/max_lag" in line]
-    assert len(updates) == 48
-    assert all(
-        0.5 <= line["staleness/max_lag"] <= 2.0 and line["stations/generators_off"] in (0, 1) for line in updates
-    )
+        super().__init__(outer, inner, judge)
+        self.mover.tolerance = MoveTolerance(math.inf, math.inf, math.inf, math.inf)
 
 
 @pytest.mark.parametrize(
-    ("change", "metric", "before"),
+    ("change", "metric", "before", "move"),
     [
-        ({"training": {"micro_batch_steps": 8}}, "stations/micro_batch_steps", 8.0),
-        ({"placement": {"sharing": "lease"}}, "stations/together", 0.0),
+        ({"placement": SHARED}, "stations/generators_off", 0.0, r"generator-\d off"),
+        pytest.param(
+            {"training": {"micro_batch_steps": 8}} | ONE,
+            *("stations/micro_batch_steps", 8.0, "micro_batch_steps 8 → "),
+            marks=long(4, "updates that change their micro-batches"),
+        ),
+        pytest.param(
+            {"placement": {"sharing": "lease"}} | ONE,
+            *("stations/together", 0.0, "sharing lease → share"),
+            marks=long(4, "updates that share a lease"),
+        ),
     ],
 )
-def test_a_run_trains_all_samples_while_it_moves(
-    change: dict[str, Any], metric: str, before: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_with_moves_trains_all_samples_and_shows_what_is_in_force(
+    change: dict[str, Any],
+    metric: str,
+    before: float,
+    move: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(MovingConductor, "judge", f"{__name__}:HopefulJudge")
-    monkeypatch.setattr(mover, "DRIFT", math.inf)
-    monkeypatch.setattr(mover, "ALLOWED", math.inf)
-    monkeypatch.setattr(operation, "LAG_LEVELS", (1.0,))
-    one = {"placement": {"moves": True}, "rollout": {"generators": 1}}
-    own = merge(merge(merge(LOCKSTEP, ASYNCHRONOUS), one), change)
+    monkeypatch.setattr("polyrhythm.plugins.moves.conductor.MovingConductor", HopefulConductor)
+    caplog.set_level(logging.INFO)
     path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(own))
-    assert main(["train", str(path), "--out", str(tmp_path / "run"), "training.versions=48"]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    values = [line[metric] for line in lines if metric in line]
-    assert values[0] == before
-    assert set(values) > {before}
+    path.write_text(yaml.safe_dump(merge(merge(merge(LOCKSTEP, ASYNCHRONOUS), {"placement": {"moves": True}}), change)))
+    assert main(["train", str(path), "--out", str(tmp_path / "run"), "training.versions=14"]) == 0
+    assert re.search(rf"placement\.moves: tried .*{move}.*max_lag 2 → 1; max_lag", caplog.text)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["ledger"]["trained"] == 480
+    assert summary["moves"][0]["outcome"] == "begun"
+    assert re.match(move, summary["moves"][0]["move"])
+    assert all(one["outcome"] in ("begun", "kept", "undone") for one in summary["moves"])
+    assert summary["ledger"]["trained"] == 140
     assert summary["ledger"]["dropped"] == {}
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "staleness/max_lag" in line]
+    assert len(updates) == 14
+    assert all(0.5 <= line["staleness/max_lag"] <= 2.0 for line in updates)
+    assert updates[0][metric] == before
+    assert {line[metric] for line in updates} > {before}
 
 
 def test_sizes_of_micro_batches_are_those_of_an_optimizer_step_that_fit() -> None:
@@ -152,19 +153,25 @@ def test_no_micro_batch_is_larger_than_an_optimizer_step() -> None:
         assert [size for size in rules.micro_batches if size > most] == [own] * (own > most)
 
 
-def test_a_run_starts_though_no_move_fits_at_present(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("free", "state", "words"),
+    [
+        (10**12, "ok", ["training.micro_batch_steps 4 to 64", "placement.sharing lease or share"]),
+        (1, "note", ["training.micro_batch_steps above 16 (up to 64)", "placement.sharing = share"]),
+    ],
+)
+def test_a_check_shows_which_moves_fit_and_none_is_no_error(
+    free: int, state: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = validate(merge(LOCKSTEP, {"placement": {"sharing": "lease", "moves": True}}))
-    spec = env_settings(config).spec()
-    checked = move_rules(config, place(config))
-    assert checked is not None
-    assert checked.together
-    monkeypatch.setattr("polyrhythm.plugins.moves.rules.free_memory", lambda _: 1)
-    rules = move_rules(config, place(config), spec)
-    assert rules is not None
-    assert (rules.together, rules.micro_batches) == (False, ())
-    assert "memory" in caplog.text
+    leased = {"placement": {"sharing": "lease", "moves": True}, "training": {"micro_batch_steps": 16}}
+    config = validate(merge(merge(LOCKSTEP, ASYNCHRONOUS), leased))
+    monkeypatch.setattr("polyrhythm.plugins.moves.rules.free_memory", lambda _: free)
+    (found,) = (finding for _, finding in examine(config, "machine") if finding.name == "moves")
+    assert found.state == state
+    assert all(word in found.detail for word in words)
+    placed = config.placement.model_copy(update={"moves": False})
+    still = config.model_copy(update={"placement": placed})
+    assert not [finding for _, finding in examine(still, "machine") if finding.name == "moves"]
 
 
 def test_auto_starts_with_the_recipe_if_there_is_no_profile(
@@ -210,7 +217,13 @@ def test_auto_refuses_a_profile_of_another_recipe(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "command", ["check RECIPE", "train RECIPE --check", "plan RECIPE --memory", "plan RECIPE --memory --devices 1"]
+    "command",
+    [
+        "train RECIPE --check",
+        pytest.param("check RECIPE", marks=long(4, "polyrhythm check")),
+        pytest.param("plan RECIPE --memory", marks=long(9, "polyrhythm plan")),
+        pytest.param("plan RECIPE --memory --devices 1", marks=long(7, "polyrhythm plan for a machine")),
+    ],
 )
 def test_what_is_checked_is_what_would_start(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

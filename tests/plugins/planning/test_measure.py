@@ -1,15 +1,19 @@
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.long import long
+from tests.plugins.planning.test_cluster import profile_of
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.plugins.planning.cluster import cluster_settings
 from polyrhythm.plugins.planning.from_run import from_run
 from polyrhythm.plugins.planning.profile import Profile, load_profile
+from polyrhythm.plugins.planning.timing import Measurements
 from polyrhythm.plugins.planning.together import measure_together
 
 
@@ -42,6 +46,22 @@ def test_what_was_not_measured_is_said(measured: Path) -> None:
     left_out = " ".join(load_profile(measured).left_out)
     assert "stations together: the time is too short" in left_out
     assert "trainer: leaving and entering a device" in left_out
+
+
+def test_work_that_sleeps_takes_no_core() -> None:
+    asleep, awake = Measurements(cold=False), Measurements(cold=False)
+    for _ in range(3):
+        with asleep.time("step", 1):
+            time.sleep(0.01)
+        with awake.time("step", 1):
+            sum(range(300_000))
+    assert asleep.awake < 0.5 < awake.awake
+    config = load_config("latency")
+    profile = profile_of(config)
+    simulator = profile.stations["simulator"].model_copy(update={"awake": asleep.awake})
+    sleeping = profile.model_copy(update={"stations": {**profile.stations, "simulator": simulator}})
+    shares = [cluster_settings(one, config).simulators[0].occupies for one in (profile, sleeping)]
+    assert shares[1] == pytest.approx(asleep.awake * shares[0])
 
 
 def test_a_recipe_is_simulated_with_its_profile(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,6 +138,7 @@ def test_a_damaged_profile_is_refused(case: str, here: Path, capsys: pytest.Capt
     assert "measure one with `polyrhythm profile RECIPE`" in told
 
 
+@long(2, "two searches")
 def test_too_few_devices_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     large = small()
     machine = large.machine.model_copy(update={"device_memory": 45 * GB})
@@ -233,6 +234,7 @@ def test_a_placement_stays_where_a_device_is_added_behind_it(before: tuple[int, 
     assert moved_up(one, 2).generator_devices == moved_up(one, 2).trainer_devices == found
 
 
+@long(2, "a search")
 def test_one_more_gpu_is_searched_as_long_as_the_others() -> None:
     """A device that helps nobody: the best placement is judged again, and nothing is found below it."""
     config = recipe(*SMALL)

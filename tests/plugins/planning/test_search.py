@@ -160,6 +160,7 @@ class Leaving(LatencySettings):
     leaves_device: ClassVar[bool] = True
 
 
+@long(3, "three modes on eight devices")
 def test_the_judge_agrees_with_both_figures() -> None:
     """RLinf's three modes on 8 devices, on-policy, by the real scheduler: a pass of 32 rows at a time."""
     config = recipe(
@@ -245,7 +246,9 @@ def test_the_first_judged_have_different_seats() -> None:
     assert varied([*same, other], 3) == [same[0], other, same[1]]
 
 
-@pytest.mark.parametrize("seed", [pytest.param(1, marks=long(5, "another problem")), 11, 13])
+@pytest.mark.parametrize(
+    "seed", [*(pytest.param(seed, marks=long(5, "another problem")) for seed in (1, 11)), 13]
+)
 def test_little_is_missed_of_the_best_of_all(seed: int) -> None:
     """Of 60 seeds: bench/results/plan.md."""
     problem = placements.problem(seed)

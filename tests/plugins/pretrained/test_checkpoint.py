@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.long import long
 from tests.plugins.pretrained.released import TOY, ToyNetwork, ToySize, held_in, random_state, write_folder
 
 from polyrhythm.errors import ConfigError
@@ -338,6 +339,7 @@ def test_ours_are_taken_from_their_own_file(tmp_path):
         load_ours(policy, Checkpoint.open(tmp_path))
 
 
+@long(4, "two loads in a process of their own")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
 def test_filling_makes_no_second_copy_of_the_model(tmp_path):
     large = ToySize(width=1024, words=1024, layers=12)  # 54 MB

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.long import long
 
 from polyrhythm.cli.main import main
 from polyrhythm.errors import RunFolderError, StartError
@@ -296,7 +297,10 @@ def watch(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("vacant", ["missing", "empty", "parent"])
+@pytest.mark.parametrize(
+    "vacant",
+    [*(pytest.param(one, marks=long(3, "the folder is not there")) for one in ("missing", "empty")), "parent"],
+)
 def test_a_run_that_is_about_to_start_is_waited_for(folder: Path, tmp_path: Path, vacant: str) -> None:
     named, new = tmp_path / "new", tmp_path / "new" / "20260101-000000"
     if vacant == "empty":

@@ -6,6 +6,7 @@ import random
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.long import tries
 from tests.oracles.arbitrary import arbitrary_scored
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.scheduler.test_properties import check_restored
@@ -15,7 +16,7 @@ from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.scheduler.records import PayloadsLost
 from polyrhythm.scheduler.samples.groups import SampleState
 
-examples = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+examples = settings(max_examples=tries(33, 100), deadline=None, suppress_health_check=list(HealthCheck))
 randoms = st.randoms(use_true_random=False)
 
 
@@ -28,7 +29,7 @@ def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: rand
     check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))
 
 
-@settings(examples, max_examples=40)
+@settings(examples, max_examples=tries(13, 40))
 @given(randoms)
 def test_samples_of_lost_hosts_run_again_scored_or_not(rng: random.Random) -> None:
     cluster_settings = arbitrary_scored(rng)
@@ -45,13 +46,13 @@ def test_samples_of_lost_hosts_run_again_scored_or_not(rng: random.Random) -> No
     check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))
 
 
-@settings(examples, max_examples=40)
+@settings(examples, max_examples=tries(13, 40))
 @given(randoms)
 def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Random) -> None:
     check_restored(arbitrary_scored(rng), rng)
 
 
-@settings(examples, max_examples=40)
+@settings(examples, max_examples=tries(13, 40))
 @given(randoms)
 def test_a_run_that_goes_on_without_its_stations_scores_what_was_not(rng: random.Random) -> None:
     """Detached at any event, with other stations: nothing is lost or trained twice."""

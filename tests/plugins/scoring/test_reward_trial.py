@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.pipeline.judged import Spelt
 from tests.pipeline.runs import config
 
@@ -50,7 +51,7 @@ def test_a_reward_function_that_does_not_work_is_told_before_the_start(launcher:
         validate_run(small(f"scoring.function=tests.pipeline.judged:{name}", f"launcher={launcher}"))
 
 
-@pytest.mark.parametrize("launcher", ["inline", "local"])
+@pytest.mark.parametrize("launcher", [pytest.param("inline", marks=long(1, "in one process")), "local"])
 def test_one_that_hangs_is_told_with_its_line(launcher: str) -> None:
     fix = "fix it there, or raise supervision.score_s, or set scoring.try_first=false"
     said = rf"scoring.function = .*:hangs: it has not returned within 0.5 s {HERE}; {fix}"
@@ -131,7 +132,7 @@ def test_the_environment_is_closed_after_a_failure_that_it_does_not_hide() -> No
     assert Spelt.closed == 1
 
 
-@pytest.mark.parametrize("launcher", ["inline", "local"])
+@pytest.mark.parametrize("launcher", ["inline", pytest.param("local", marks=long(1, "a trial process"))])
 @pytest.mark.parametrize(
     ("defect", "said"),
     [

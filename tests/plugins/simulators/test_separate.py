@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from tests.long import long
 from tests.plugins.simulators.other_pythons import other_python
 from tests.plugins.simulators.pinned_env import PinnedSettings
 
@@ -108,6 +109,7 @@ def test_it_says_what_was_said(pythons: dict[int, Path]) -> None:
         batch.close()
 
 
+@long(1, "a misspelt key")
 def test_it_warns_of_a_misspelt_key_here(pythons: dict[int, Path], caplog: pytest.LogCaptureFixture) -> None:
     section = {"type": "gymnasium", "id": "tests.pipeline.reporting:Reporting-v0", "success": "sovled"}
     settings = resolve("env", {**section, "python": str(pythons[1])})
@@ -121,7 +123,13 @@ def test_it_warns_of_a_misspelt_key_here(pythons: dict[int, Path], caplog: pytes
     assert said.startswith("env.success = sovled: the environment's info has no such key, so it does not report")
 
 
-@pytest.mark.parametrize("kind", ["gymnasium", "tests.plugins.simulators.pinned_env:PinnedSettings"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "gymnasium",
+        pytest.param("tests.plugins.simulators.pinned_env:PinnedSettings", marks=long(1, "one that cannot render")),
+    ],
+)
 def test_its_pictures_are_those_of_the_environment(kind: str, pythons: dict[int, Path]) -> None:
     """A Gymnasium environment needs other keyword arguments for them; one that cannot render stays as it is."""
     name = {"id": "tests.envs.vector_envs:Ageing-v0"} if kind == "gymnasium" else {}

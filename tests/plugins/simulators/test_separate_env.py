@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import long
 from tests.plugins.simulators.other_pythons import other_python
 from tests.process.runs import LOCKSTEP, PATIENCE_S, children, config
 from tests.process.test_supervision import balanced, lost, run
@@ -44,6 +45,7 @@ def test_a_lock_step_run_gives_the_same_weights(python: str, tmp_path: Path) -> 
         assert all(torch.equal(x, other[key]) for key, x in weights[0].items())
 
 
+@long(4, "a killed server")
 def test_when_its_process_ends_the_simulator_is_replaced_and_no_sample_is_lost(python: str, tmp_path: Path) -> None:
     def kill_one(_: Any) -> None:
         until = time.monotonic() + PATIENCE_S

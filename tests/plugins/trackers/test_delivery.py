@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.plugins.trackers.own_sinks import FaultySettings
 
 from polyrhythm.plugins.trackers.delivery import Patience, QueuedDelivery
@@ -82,6 +83,7 @@ def test_what_a_library_prints_is_in_the_log_file(tmp_path: Path, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
+@long(6, "waits five seconds for a reply")
 def test_a_call_that_hangs_is_ended_and_repeated(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
     hasty = Patience(retry_s=(0.01, 0.01), reply_s=5.0, failing_close_s=60.0)
     assert steps(record(tmp_path, "metrics:hang", hasty)) == [*range(STEPS)]
@@ -89,7 +91,7 @@ def test_a_call_that_hangs_is_ended_and_repeated(tmp_path: Path, warnings: pytes
     assert "it did not return within 5 s" in said
 
 
-@pytest.mark.parametrize("fault", ["metrics:raise!", "open:raise!"])
+@pytest.mark.parametrize("fault", ["metrics:raise!", pytest.param("open:raise!", marks=long(2, "at its opening"))])
 def test_a_service_that_stays_away_is_counted_at_the_end(
     fault: str, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
@@ -102,7 +104,7 @@ def test_a_service_that_stays_away_is_counted_at_the_end(
 
 
 def test_the_end_of_a_run_waits_for_a_bounded_time(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
-    recorded = record(tmp_path, "close:hang!", Patience(retry_s=(0.01,), reply_s=60.0, close_s=3.0))
+    recorded = record(tmp_path, "close:hang!", Patience(retry_s=(0.01,), reply_s=60.0, close_s=0.5))
     assert steps(recorded) == [*range(STEPS)]
     assert ["close", True] not in recorded
     assert "did not close in time" in warnings.messages[0]
@@ -117,7 +119,7 @@ def test_a_slow_opening_is_not_cut_short(tmp_path: Path, warnings: pytest.LogCap
 def test_a_full_queue_drops_records_and_holds_up_nobody(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
     settings = FaultySettings(file=str(tmp_path / "lines"))
     (tmp_path / "lines.fault").write_text("open:hang!")
-    patience = Patience(start_s=2.0, queue=10, failing_close_s=0.5)
+    patience = Patience(start_s=0.5, queue=10, failing_close_s=0.5)
     process = SinkProcess(settings, tmp_path / "tracker.log")
     delivery = QueuedDelivery(settings, TrackedRun("run", tmp_path, {}), process, lambda _: None, patience)
     for step in range(1000):

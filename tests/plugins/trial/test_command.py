@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.long import long
 
 from polyrhythm.cli.main import main
 from polyrhythm.cli.show import finding_line as line
@@ -96,13 +97,19 @@ def test_threads_beyond_the_cores_are_a_note(capsys):
 
 
 def test_the_objective_is_named_where_it_fits_and_where_it_does_not(capsys):
-    assert main(["check", "cartpole", "objective=rlinf_libero", "rollout.segment_steps=0", "--json"]) == 0
+    cartpole = ["check", "cartpole", "launcher=inline", "--json"]
+    assert main([*cartpole, "objective=rlinf_libero", "rollout.segment_steps=0"]) == 0
     found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert found["objective"]["detail"].startswith("rlinf_libero: RLinf's PPO on LIBERO")
-    assert main(["check", "cartpole", "objective=rlinf_maniskill", "--json"]) == 1
+    assert main([*cartpole, "objective=rlinf_maniskill"]) == 1
     found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert found["objective"]["detail"].startswith("objective = rlinf_maniskill: it needs a policy with one value per")
     assert "algorithm.reward_level=chunk" in found["objective"]["fix"]
+    assert main([*cartpole, "objective=rlinf_maniskill", "algorithm.reward_level=chunk"]) == 0
+
+
+@long(9, "checks of two larger recipes")
+def test_the_fix_of_an_objective_names_the_policys_own_setting(capsys):
     words = ["check", "quickstart_agent", "objective=verl_ppo", "--json"]
     assert main(words) == 1
     found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
@@ -112,6 +119,3 @@ def test_the_objective_is_named_where_it_fits_and_where_it_does_not(capsys):
     assert main(["check", "quickstart_oft", "objective=rlinf_maniskill", "--json"]) == 1
     found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert found["objective"]["fix"].startswith("set policy.value_level action, ")
-    capsys.readouterr()
-    words = ["check", "cartpole", "objective=rlinf_maniskill", "algorithm.reward_level=chunk", "--json"]
-    assert main(words) == 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.envs.broken_envs import Walk, WalkSettings
+from tests.long import long
 from tests.pipeline.runs import config
 
 from polyrhythm.env_warnings import forget_warnings
@@ -30,7 +31,7 @@ def walk(defect: str, launcher: str, **changes: Any) -> Any:
     return config(env=env, policy={"type": "gaussian"}, launcher=launcher, **changes)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["inline", pytest.param("local", marks=long(2, "a trial process"))])
 @pytest.mark.parametrize(
     ("defect", "said"),
     [
@@ -49,14 +50,18 @@ def test_what_an_environment_raises_names_its_line(launcher, defect, said):
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize(("call", "limit"), [("spec", "start_s"), ("reset", "reset_s")])
+@pytest.mark.parametrize(
+    ("call", "limit"), [pytest.param("spec", "start_s", marks=long(2, "its spec")), ("reset", "reset_s")]
+)
 def test_an_environment_that_hangs_is_reported_with_its_line(call, limit, launcher):
     said = rf"{call} has not returned within 0.3 s {HERE}; fix it there, or raise supervision.{limit}"
     with pytest.raises(ConfigError, match=f"^env.type = {KIND}: {said}"):
         validate_run(walk(f"{call} hangs", launcher, supervision={limit: 0.3}))
 
 
-@pytest.mark.parametrize(("defect", "call"), [("spec fatal", "spec"), ("fatal", "build")])
+@pytest.mark.parametrize(
+    ("defect", "call"), [pytest.param("spec fatal", "spec", marks=long(2, "its spec")), ("fatal", "build")]
+)
 def test_an_environment_that_ends_its_process_is_reported(defect, call):
     with pytest.raises(ConfigError, match=rf"{call} ended the trial process \(status -9\): driver: out of luck; "):
         validate_run(walk(defect, "local"))
@@ -126,7 +131,7 @@ CLIP = {"apply": "gymnasium.wrappers:ClipReward", "kwargs": {"min_reward": -9.0}
 OWN = "tests.plugins.trial.test_environment:Grown"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["inline", pytest.param("local", marks=long(2, "a trial process"))])
 @pytest.mark.parametrize(
     ("kind", "wrappers", "said"),
     [

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.long import long
 from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
 
@@ -194,6 +195,7 @@ def test_a_video_of_episodes_that_fail_is_written_and_the_evaluation_goes_on(tmp
     assert np.allclose(mark, (245, 158, 11), atol=20), "the tile of the fourth is orange"
 
 
+@long(4, "another Python")
 def test_an_environment_in_another_python_is_shown(tmp_path: Path) -> None:
     env = {"type": "gymnasium", "id": "tests.envs.vector_envs:Ageing-v0", "python": sys.executable}
     run = config(env=env, policy={"type": "gaussian", "hidden": 8}, rollout={"rows": 2})

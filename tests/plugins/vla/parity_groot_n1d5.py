@@ -94,7 +94,8 @@ def step_arrays(network: GrootNetwork, prefix: Prefix, inputs: Mapping[str, Tens
     bucket, x, target = noisy(network, inputs)
     blocks: list[Tensor] = []
     hooks = [b.register_forward_hook(lambda _m, _i, out: blocks.append(out)) for b in head.model.transformer_blocks]
-    output = head.model(head.tokens(state, x, bucket, embodiment), bucket, prefix.keys_values)
+    tokens = torch.cat((head.leading_tokens(state, embodiment), head.action_tokens(x, bucket, embodiment)), dim=1)
+    output = head.model(tokens, bucket, prefix.keys_values)
     for hook in hooks:
         hook.remove()
     velocity = -network.velocity(prefix, inputs, x, 1.0 - inputs["timestep"])[0]

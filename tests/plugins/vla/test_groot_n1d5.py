@@ -129,6 +129,30 @@ def test_padding_attends_to_nothing_in_both_dtypes(inputs: dict[str, Tensor]) ->
         assert all(x.isfinite().all() for x in (velocity, prefix.features, *gradients))
 
 
+def test_one_embodiment_and_no_padding_change_nothing_but_the_work(inputs: dict[str, Tensor]) -> None:
+    """A policy tells its network of both; without them masks and a matrix for each row give the same."""
+    inputs = inputs | {"attention_mask": torch.ones_like(inputs["attention_mask"])}
+    each = inputs | {"embodiment_id": torch.full_like(inputs["embodiment_id"], 2)}
+    every = {name: x for name, x in inputs.items() if name != "embodiment_id"}
+    found = []
+    for known, given in ((False, each), (True, every)):
+        network = parity_groot_n1d5.load(FOLDER)
+        if known:
+            network.embodiment, network.padded, network.hides = 2, False, False
+        prefix = network.prefix(given)
+        constants = network.step_constants(given) if known else given
+        velocity, features = network.velocity(prefix, constants, given["noise"], given["timestep"])
+        (velocity.square().sum() + features.square().mean() + prefix.features.square().mean()).backward()
+        gradients = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+        found.append((velocity, prefix.features, gradients))
+    (velocity, features, gradients), (velocity_too, features_too, gradients_too) = found
+    assert torch.allclose(velocity, velocity_too, atol=1e-5)
+    assert torch.allclose(features, features_too, atol=1e-5)
+    assert gradients.keys() == gradients_too.keys()
+    for name, gradient in gradients.items():
+        assert torch.allclose(gradient, gradients_too[name], atol=1e-5 * max(1.0, gradient.abs().max().item())), name
+
+
 def test_bfloat16_is_close_to_float32(network: GrootNetwork, inputs: dict[str, Tensor]) -> None:
     t = 1.0 - inputs["timestep"]
     with torch.no_grad():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
+from tests.long import long
 from tests.pipeline.runs import config
 from tests.plugins.trial.test_policy_contract import CONTINUOUS, PICTURE, TASKS, Case
 
@@ -59,16 +60,31 @@ def case(kind: str, **changes: Any) -> Case:
     return Case(resolve("policy", section), SPEC)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kind", KINDS)
+#: What the other of the two, or another variant, is usually tried for.
+USUAL = (("pi0", "flow_sde"), ("pi0", "bfloat16 flow_noise"), ("pi05", "flow_sde"), ("pi05", "a value per action"))
+CHECKED = [
+    pytest.param(kind, variant, marks=() if (kind, variant) in USUAL else long(1, f"{kind}, {variant}"))
+    for kind in KINDS
+    for variant in VARIANTS
+]
+
+
+@pytest.mark.parametrize(("kind", "variant"), CHECKED)
 def test_every_check_passes_without_a_note(kind: str, variant: str) -> None:
     found = case(kind, **VARIANTS[variant])
     checks = conformance.policy_checks(found.settings, found.observations(), SPEC, learns=True, imitates=True)
     assert [finding for finding in run_checks(checks) if finding.state != "ok"] == []
 
 
-@pytest.mark.parametrize("variant", ["all", "expert"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "variant"),
+    [
+        ("pi0", "all"),
+        ("pi05", "expert"),
+        pytest.param("pi0", "expert", marks=long(1, "pi0, expert")),
+        pytest.param("pi05", "all", marks=long(1, "pi05, all")),
+    ],
+)
 def test_two_updates_of_a_run(kind: str, variant: str, tmp_path: Path) -> None:
     lamps = {"type": "tests.pipeline.pictures:LampSettings"}
     section = {"type": kind, "size": SMALL, "state": "left", "chunk": 2, "dtype": "float32", "train": variant}

@@ -137,7 +137,6 @@ def test_groot_gets_places_for_every_image() -> None:
     assert found["images"].shape == (3, 2, 3, 42, 42)
     assert (found["input_ids"] == 999).sum(1).tolist() == [18, 18, 18]
     assert found["attention_mask"][:, 0].tolist() == [True, False, True]
-    assert found["embodiment_id"].tolist() == [31, 31, 31]
     assert found["state"].shape == (3, 10)
 
 

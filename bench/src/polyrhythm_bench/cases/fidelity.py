@@ -4,7 +4,7 @@ Steps take times that follow from the seeds of their episodes, so both runs draw
 longer than it sleeps: messages, threads that wake, Python. How much longer is measured by the conductor's events,
 between the same two versions of both runs:
 
-    a pass (by rows), a step       as `plugins.planning.together.UnitTimer` measures them
+    a pass (by rows), a step       as `plugins.planning.timers.UnitTimer` measures them
     a reset                        from `StartRows` to the slot's request
     an update, its publication     from `StartUpdate` to `UpdateDone`, from `PublishWeights` to `Published`
     loading a version              from `ApplyWeights` to `WeightsApplied`
@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.totals import RunTotals
-from polyrhythm.plugins.planning.together import UnitTimer
+from polyrhythm.plugins.planning.timers import UnitTimer
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import parse_cost
 from polyrhythm.scheduler import records
@@ -201,7 +201,7 @@ class RunTimer(Observer):
         return StageOverhead(
             pass_s=fmean(longer) - slope * (fmean(slept) - base),
             row_s=slope * self._infer.per_unit,
-            step_s=fmean(unit.seconds - unit.expected for unit in self.units.steps),
+            step_s=fmean(unit.seconds - unit.expected for unit in self.units.steps if not unit.samples),
             **{name: fmean(own) for name, own in self._exchanges.items()},
         )
 

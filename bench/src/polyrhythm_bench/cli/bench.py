@@ -267,7 +267,7 @@ def _update(repeats: int = 7) -> dict[str, Any]:
 
 
 def _ranks(counts: Sequence[int] = (), repeats: int = 7) -> dict[str, Any]:
-    from polyrhythm.runtime.memory.tensors import count_cores
+    from polyrhythm.imports import count_cores
     from polyrhythm_bench.cases import ranks
 
     return ranks.run(tuple(counts) or ((1, 2, 4) if count_cores() >= 4 else (1, 2)), repeats)

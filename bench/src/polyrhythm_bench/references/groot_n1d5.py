@@ -20,7 +20,7 @@ class GrootReference(FlowReference):
 
     nearest = (
         "transformers has no diffusion transformer like GR00T's: its blocks are nn.MultiheadAttention, which keeps no "
-        "keys and values from one step to the next, and nn.Linear"
+        "keys and values from one step to the next, and nn.Linear; it crops and enlarges images as the release does"
     )
 
     def __init__(self, size: GrootSize, steps: int) -> None:
@@ -45,7 +45,7 @@ class GrootReference(FlowReference):
 
     def prefix(self, inputs: Inputs) -> tuple[Any, Tensor]:
         dtype = self.dtype
-        seen = self.projector(self.vision(inputs.pixels(dtype)).last_hidden_state)
+        seen = self.projector(self.vision(_central(inputs.images, self.size.image).to(dtype)).last_hidden_state)
         words = self.language.embed_tokens(inputs.tokens).to(dtype)  # type: ignore[operator]
         place = (inputs.tokens == self.size.image_token).unsqueeze(2).expand_as(words)
         hidden = self.language(
@@ -66,6 +66,17 @@ class GrootReference(FlowReference):
         tokens = _scaled(tokens, self.last_scale(functional.silu(time)))
         found: Tensor = self.actions_out(self.out(tokens)[:, -self.horizon :])
         return found
+
+
+def _central(images: Tensor, side: int, share: float = 0.95) -> Tensor:
+    """The release's images: the centre of each of [B,N,S,S,3], enlarged to `side`, in whole levels -> [B·N,3,side,side]
+    in -1..1."""
+    whole = images.flatten(0, 1).permute(0, 3, 1, 2)
+    cut = int(whole.shape[2] * share)
+    edge = round((whole.shape[2] - cut) / 2)
+    centre = whole[:, :, edge : edge + cut, edge : edge + cut].to(torch.float32) / 255
+    levels = (functional.interpolate(centre, (side, side), mode="bilinear", antialias=True) * 255).to(torch.uint8)
+    return levels.to(torch.float32) / 127.5 - 1.0
 
 
 class Block(nn.Module):

@@ -25,8 +25,8 @@ class Effect:
     """Factor on transitions per second.
 
     basis: predicted (simulated from the run's own times), at most (what the measured waiting leaves, or simulated with
-    more work at once than was measured), or unknown, where the change acts on what is learned or its cost was not
-    measured; then factor is None.
+    what was not measured, as more work at once), or unknown, where the change acts on what is learned or its cost was
+    not measured; then factor is None.
     """
 
     basis: Literal["predicted", "at most", "unknown"] = "unknown"

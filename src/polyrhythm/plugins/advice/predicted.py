@@ -6,7 +6,9 @@ close to what was measured; otherwise the bounds stay, and the finding says why.
 have, such as one thread for all stations, keep their bounds too.
 
 A run alone has measured one amount of each work, and other amounts are simulated to take as long. So a change to a
-larger amount than was measured has its factor as a bound, and one to a smaller amount keeps the bound of its rule.
+larger amount than was measured has its factor as a bound, and one to a smaller amount keeps the bound of its rule. It
+has means of many units, too, not their spread. So what a change of the batching gains is a bound: passes wait for the
+slowest of the steps.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Predictor:
     def __init__(self, config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Line], seconds: float) -> None:
         self._config, self._summary, self._lines = config, summary, lines
         self._until = time.monotonic() + seconds
+        self._has_spread = False
 
     def predict(self, findings: Sequence[Finding]) -> list[Finding]:
         """The findings with predicted effects where there are any. To what limits the throughput, changes are added
@@ -80,7 +83,9 @@ class Predictor:
         path = Path(f"{self._config.name}.profile.json")
         if path.is_file():
             with suppress(ConfigError):  # of other settings, or of another machine
-                return updated(load_profile(path), own, self._config)
+                found = updated(load_profile(path), own, self._config)
+                self._has_spread = True
+                return found
         return own
 
     def _awake(self, profile: Profile) -> Profile:
@@ -93,7 +98,8 @@ class Predictor:
         cores = profile.machine.cores
         awake = min(1.0, fmean(used) * cores / busy)
         machine = profile.machine.model_copy(update={"cores": min(_CORES, round(cores / awake))})
-        return profile.model_copy(update={"machine": machine})
+        stations = {kind: station.model_copy(update={"awake": 1.0}) for kind, station in profile.stations.items()}
+        return profile.model_copy(update={"machine": machine, "stations": stations})
 
     def _predicted(self, finding: Finding, present: float, *, drifts: bool) -> Finding:
         changes = list(self._effects(finding.changes, present))
@@ -114,7 +120,8 @@ class Predictor:
                     larger, smaller = self._beyond(changed)
                     if not smaller:
                         factor = self._simulated(changed) / present
-                        yield replace(change, effect=Effect("at most" if larger else "predicted", factor))
+                        bound = larger or (change.setting.startswith("batching.") and not self._has_spread)
+                        yield replace(change, effect=Effect("at most" if bound else "predicted", factor))
                         continue
             yield change
 

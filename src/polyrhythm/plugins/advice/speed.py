@@ -95,7 +95,7 @@ def _rollout_limits(shares: Shares, config: RunConfig) -> Finding:
         measured = f"{head}: the {kind}s limit the run, busy {own[kind]:.0%}"
         return Finding("throughput", row, measured, tuple(changes), kind, _cores(shares))
     measured = f"{head}: simulators and generators wait for each other, busy {own[kind]:.0%} at most"
-    changes = [wider]
+    changes = [wider] * (shares.cores < _FULL)  # more rows are more work for the same cores
     # Where both are mostly idle, messages between them take the time, and two slots would send twice as many.
     both = own.get("simulator", 0.0) + own.get("generator", 0.0)
     one_slot = rollout.simulators * rollout.env_batches == 1 and rollout.sharding == "whole"

@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.imports import count_cores
 from polyrhythm.observe.run_folder import (
     CONFIG_FILE,
     EVALUATIONS_FILE,
@@ -151,7 +152,7 @@ def _machine(findings: list[Mapping[str, str]]) -> dict[str, Any]:
         "polyrhythm": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": count_cores(),
         "devices": _devices(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)},
         "doctor": findings,

@@ -27,6 +27,7 @@ from polyrhythm.checks import Check, added
 from polyrhythm.conformance import Finding, last_line
 from polyrhythm.error_codes import code_of
 from polyrhythm.errors import ConfigError, PolyrhythmError, as_root, install_command
+from polyrhythm.imports import count_cores
 
 RECIPE, _EXTRA = "quickstart", "metaworld"
 #: Bytes of memory for the quickstart's processes (1.1 GB measured on 2 cores), with some margin.
@@ -192,7 +193,7 @@ def _torch(_: None = None) -> str:
 
 
 def _cores(_: None = None) -> Finding | str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = count_cores()
     threads = os.environ.get("OMP_NUM_THREADS", "")
     detail = f"{cores} available, OMP_NUM_THREADS {threads or 'not set'}"
     if threads.isdecimal() and int(threads) > cores:

@@ -75,9 +75,10 @@ class MovingConductor:
         if isinstance(event, records.Published):
             tuning = self.serving.tuning
             moves = mover.on_published(now, self.settings.limits if tuning is None else tuning.limits)
+        elif isinstance(event, records.StationLost) and self._computer_fails(event):
+            moves = mover.undo_lost(now, event.station, event.reason) or mover.undo_late(now)
         elif mover.trial is not None and type(event) not in SERVING_EVENTS:
-            moves = mover.undo_lost(now) if self._computer_fails(event) else []
-            moves = moves or mover.undo_late(now)
+            moves = mover.undo_late(now)
         else:
             return []
         generators, wanted = self.serving.generators, mover.operation
@@ -90,9 +91,9 @@ class MovingConductor:
         self.chosen += moves
         return moves
 
-    def _computer_fails(self, event: Event) -> bool:
+    def _computer_fails(self, event: records.StationLost) -> bool:
         """Whether the trainer or a generator is lost by a fault."""
-        if not isinstance(event, records.StationLost) or event.moves or not event.blame:
+        if event.moves or not event.blame:
             return False
         return event.station == self.updates.trainer or event.station in self.serving.generators.present
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from polyrhythm.checks import CheckContext, Result
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
+from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.placed import Placed, evaluator_name, find_devices, generator_names
+from polyrhythm.pipeline.placed import Placed, evaluator_name, find_devices, generator_names, place
 from polyrhythm.plugins.memory_estimate.needs import longest_sample, minibatch_rows
 from polyrhythm.plugins.memory_estimate.plan import Machine, Planner, with_settings
 from polyrhythm.plugins.memory_estimate.room import free_memory, free_on
@@ -18,19 +19,24 @@ from polyrhythm.runtime.messages import TRAINER, station_of
 from polyrhythm.scheduler.settings import MoveRules
 from polyrhythm.specs import EnvSpec
 
-log = logging.getLogger(__name__)
-
 #: Sizes of micro-batches, as multiples of the recipe's.
 _SMALLER, _LARGER = (0.25, 0.5), (2, 4, 8)
 #: Settings of stations that are on a leased device at once.
 _TOGETHER = {"placement.sharing": "share"}
 
 
-def move_rules(config: RunConfig, placed: Placed, spec: EnvSpec | None = None) -> MoveRules | None:
-    """None if the run does not train, or for nothing. spec: of the environment; without it all is taken to fit.
+#: Free bytes of a device by its name, None if unknown.
+Free = Callable[[str], int | None]
 
-    Any size of micro-batches fits with any sharing. If memory alone, which is free at times, rules out all changes,
-    that is logged. ConfigError: nothing could be changed in any memory."""
+
+def move_rules(
+    config: RunConfig, placed: Placed, spec: EnvSpec | None = None, free: Free | None = None
+) -> MoveRules | None:
+    """None if the run does not train, or for nothing. spec: of the environment; without it all is taken to fit. free:
+    by default what is free now.
+
+    Any size of micro-batches fits with any sharing. ConfigError: nothing could be changed in any memory; it is no error
+    that none fits at present (`moves_found`)."""
     if not config.placement.moves or not placed.names["trainer"]:
         return None
     if isinstance(config.batching, StreamsBatching):
@@ -44,33 +50,57 @@ def move_rules(config: RunConfig, placed: Placed, spec: EnvSpec | None = None) -
     generators, evaluator = generator_names(config), evaluator_name(config)
     able = [name for name in generators if name != evaluator]
     shared = any(stations[number] > 1 for name in able for number in devices.get(name, ()))
-    memory = _Memory(config, spec, len(placed.names["trainer"]))
+    memory = _Memory(config, spec, len(placed.names["trainer"]), free or free_memory)
     leased = _leases_together(placed)
     together = leased and memory.fits(_TOGETHER)
     sizes = _micro_batches(config, memory, _TOGETHER if together else {})
-    if not config.freshness.max_lag and (not shared or len(generators) == 1) and not together and not sizes:
-        if not leased and not _micro_batches(config, memory, None):
-            raise ConfigError(
-                "placement.moves = true: nothing can be moved, as freshness.max_lag is 0, "
-                "training.micro_batch_steps is not set, and there are no two generators of which one shares a device; "
-                "raise max_lag, set micro_batch_steps, place them so, or leave it out"
-            )
-        log.warning(
-            "placement.moves = true: nothing is moved, as no change fits into the memory that is free now "
-            "(polyrhythm check shows it); free some, or raise freshness.max_lag"
+    always = config.freshness.max_lag or (shared and len(generators) > 1) or leased
+    if not always and not _micro_batches(config, memory, None):
+        raise ConfigError(
+            "placement.moves = true: nothing can be moved, as freshness.max_lag is 0, training.micro_batch_steps is "
+            "not set, and there are no two generators of which one shares a device; raise max_lag, set "
+            "micro_batch_steps, place them so, or leave it out"
         )
     return MoveRules(devices, config.training.micro_batch_steps if sizes else 0, sizes, together)
 
 
+def moves_found(context: CheckContext) -> Result:
+    """What memory allows to be moved; a note on moves that do not fit into what is free now."""
+    config = context.config
+    if not config.placement.moves or not context.trainer or not context.sized:
+        return ()
+    placed = place(config)
+    able = move_rules(config, placed, context.spec, _unlimited)
+    found = move_rules(config, placed, context.spec, context.free)
+    if able is None or found is None:
+        return ()
+    start = config.training.micro_batch_steps
+    most, wanted = max(found.micro_batches, default=start), max(able.micro_batches, default=start)
+    lacking = [f"training.micro_batch_steps above {most} (up to {wanted})"] * (most < wanted)
+    lacking += ["placement.sharing = share"] * (found.together < able.together)
+    if lacking:
+        what = f"not tried, as by estimate it does not fit into the memory that is free: {', '.join(lacking)}"
+        return Finding("moves", "note", f"placement.moves = true: {what}", "look at polyrhythm plan RECIPE --memory")
+    sizes = [f"training.micro_batch_steps {min(found.micro_batches)} to {most}"] if found.micro_batches else []
+    return ", ".join([*sizes, *["placement.sharing lease or share"] * found.together])
+
+
+def _unlimited(_device: str) -> None:
+    """Free memory in which all fits."""
+
+
 class _Memory:
-    def __init__(self, config: RunConfig, spec: EnvSpec | None, ranks: int) -> None:
+    def __init__(self, config: RunConfig, spec: EnvSpec | None, ranks: int, free: Free) -> None:
         self._config, self._ranks = config, ranks
         devices = find_devices(config)
-        self._planner = None if spec is None else Planner(spec, Machine(devices, free_on(devices, free_memory)))
+        self._planner = None if spec is None else Planner(spec, Machine(devices, free_on(devices, free)))
+        self._unlimited = spec is None or free is _unlimited
 
     def fits(self, settings: Mapping[str, object]) -> bool:
         """Whether the run fits by estimate with these settings."""
-        return self._planner is None or self._planner.plan(with_settings(self._config, settings)).fits
+        if self._unlimited or self._planner is None:
+            return True
+        return self._planner.plan(with_settings(self._config, settings)).fits
 
     def step_rows(self) -> int:
         """Most chunk steps of a rank in an optimizer step; 0 if unknown."""

@@ -192,7 +192,8 @@ class _Simulator:
         for rows in amounts:
             self._found.repeat(partial(self._chunk_step, rows), "step", rows, budget.part())
         self._reset(np.arange(self._env.rows))
-        return StationProfile(host=max(0, held_on(CPU) - self._before), works=self._found.works())
+        held, found = max(0, held_on(CPU) - self._before), self._found
+        return StationProfile(host=held, works=found.works(), awake=found.awake)
 
     def _chunk_step(self, count: int) -> None:
         """Measure a chunk step of the first rows, observations included. Rows that end are reset after it."""

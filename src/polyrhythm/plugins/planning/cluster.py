@@ -24,7 +24,7 @@ from polyrhythm.pipeline.placed import Kind as PlacedKind
 from polyrhythm.pipeline.placed import Placed, place
 from polyrhythm.plugins.memory_estimate.needs import micro_batch_rows
 from polyrhythm.plugins.planning.profile import Kind, Profile, StationProfile, Work, WorkName, refuse_other_recipe
-from polyrhythm.plugins.virtual.clustersim.costs import Cost, Count
+from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost, Count
 from polyrhythm.plugins.virtual.clustersim.settings import (
     ClusterSettings,
     GeneratorGroup,
@@ -120,7 +120,7 @@ def cluster_settings(
         generators=tuple(cluster.generators(buckets)),
         trainer=cluster.trainer(),
         scorers=tuple(cluster.scorers()),
-        sharing="lease" if placed.lease is not None else "exclusive" if config.launcher == "inline" else "shared",
+        sharing="lease" if placed.lease is not None else "thread" if config.launcher == "inline" else "shared",
         lease=cluster.lease(),
         links=cluster.links(),
     )
@@ -221,6 +221,10 @@ class _Cluster:
     placed: Placed
     devices: Devices | None
 
+    @property
+    def _one_thread(self) -> bool:
+        return self.config.launcher == "inline"
+
     def simulators(self) -> Iterator[SimulatorGroup]:
         """One group for each host and size of env batch."""
         station = _station(self.profile, "simulator", _NEEDED["simulator"])
@@ -237,6 +241,7 @@ class _Cluster:
                 reset_rows=batches[0].reset_rows,
                 step=_cost(station, "step", _mean(station, "handover")),
                 reset=_cost(station, "reset"),
+                sample=_cost(station, "sample", units=1) if "sample" in station.works else FREE,
                 steps=self._episode(),
                 chunk=self.profile.episodes.chunk,
                 segment_steps=self.config.rollout.segment_steps,
@@ -249,7 +254,7 @@ class _Cluster:
         for _, seats in self._alike("generators"):
             group = self._group("generators", seats)
             depth = 2 if seats[0].device != CPU else 1
-            apply = _cost(station, "apply", units=self.profile.weights)
+            apply = FREE if self._one_thread else _cost(station, "apply", units=self.profile.weights)
             yield GeneratorGroup(**group, depth=depth, serve=serve, apply=apply)
 
     def trainer(self) -> TrainerSettings:
@@ -258,7 +263,11 @@ class _Cluster:
         training, seats = self.config.training, [self.placed.seats[name] for name in self.placed.names["trainer"]]
         ranks, chunk = len(seats), self.profile.episodes.chunk
         steps = training.batch_size * sample_steps(self.profile, self.config) / ranks
-        handover = _mean(station, "handover")
+        handover, publish = _mean(station, "handover"), _cost(station, "stage", units=self.profile.weights)
+        if self._one_thread:  # no other station works while weights are published and applied
+            apply = _cost(self.profile.stations["generator"], "apply", units=self.profile.weights)
+            each = publish.mean() + self.config.rollout.generators * apply.mean()
+            handover, publish = handover + each / self.config.freshness.sync_interval, FREE
         points = [
             (share * steps * chunk, update_seconds(self.profile, training, share * steps, ranks=ranks) + handover)
             for share in _SHARES
@@ -274,8 +283,8 @@ class _Cluster:
             update=MeasuredCost.of(points, _sigma(station.works["micro_batch"])),
             streamed=min(1.0, first / whole) if whole else 1.0,
             # In one process other stations work between two steps of an update.
-            gradient_steps=steps_of_update if ranks > 1 or self.config.launcher == "inline" else 1,
-            publish=_cost(station, "stage", units=self.profile.weights),
+            gradient_steps=steps_of_update if ranks > 1 or self._one_thread else 1,
+            publish=publish,
         )
 
     def scorers(self) -> Iterator[ScorerGroup]:
@@ -333,7 +342,7 @@ class _Cluster:
                     f"profile: its {kind} was measured on the CPU, and placement.{plural} is on devices; measure it "
                     "with this placement on a machine that has such a device"
                 )
-            numbers, share = [CORES + self._node(seat)], min(1.0, seat.threads / cores)
+            numbers, share = [CORES + self._node(seat)], min(1.0, seat.threads / cores) * station.awake
         else:
             numbers, share = [number_of(one.device) for one in seats], self._share(kind)
         if any(_number(number) in numbers for own in leased.values() for number in own):

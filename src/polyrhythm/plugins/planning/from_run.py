@@ -107,7 +107,8 @@ def updated(before: Profile, found: Profile, config: RunConfig) -> Profile:
     for kind, station in found.stations.items():
         stations[kind] = _levelled(stations[kind], station, busy) if kind in stations else station
     changed = {"date": found.date, "episodes": found.episodes, "stations": stations}
-    return before.model_copy(update={**changed, "rate": found.rate, "others_cores": found.others_cores})
+    run = {"rate": found.rate, "simulated": 0.0, "others_cores": found.others_cores}
+    return before.model_copy(update={**changed, **run})
 
 
 def finished_files(folder: Path) -> tuple[dict[str, Any], list[Line]]:
@@ -147,11 +148,12 @@ def profile_of(config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Li
             points["trainer"].setdefault("stage", []).append((weights, line["time/actor/publish"]))
     lengths = [line["env/episode_len"] / chunk for line in lines if line.get("env/episode_len")]
     mean = max(1.0, fmean(lengths)) if lengths else fmean(line["env/sample_chunk_steps"] for line in lines)
+    machine = Machine.model_validate(summary["machine"]) if "machine" in summary else this_machine()
     return Profile(
         recipe=config.name,
         settings=settings_digest(config),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=Machine.model_validate(summary["machine"]) if "machine" in summary else this_machine(),
+        machine=machine,
         episodes=Episodes(
             mean=max(1.0, mean),
             deviation=pstdev(lengths) if lengths else 0.0,
@@ -166,7 +168,14 @@ def profile_of(config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Li
             for kind, works in points.items()
         },
         rate=summary.get("transitions_per_s") or 0.0,
+        others_cores=_others_cores(machine, lines),
     )
+
+
+def _others_cores(machine: Machine, lines: Sequence[Line]) -> float:
+    """Cores that others used, by the shares of all that were in use and that the run used; 0 if it did not measure."""
+    shares = [line["cpu/utilization"] - line["cpu/own"] for line in lines if line.get("cpu/utilization") is not None]
+    return max(0.0, machine.cores * fmean(shares)) if shares else 0.0
 
 
 def _rollout(points: Points, config: RunConfig, lines: Sequence[Line], chunk: float) -> None:

@@ -21,10 +21,10 @@ from types import TracebackType
 from typing import Self
 
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.imports import count_cores
 from polyrhythm.plugins.planning.judge import Length, Prediction, predict
 from polyrhythm.plugins.planning.profile import Profile
 from polyrhythm.runtime.devices import Devices
-from polyrhythm.runtime.memory.tensors import count_cores
 from polyrhythm.runtime.processes.child import die_with
 from polyrhythm.specs import EnvSpec
 

@@ -10,8 +10,10 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.planning.alone import Alone
+from polyrhythm.plugins.planning.cluster import cluster_settings
 from polyrhythm.plugins.planning.profile import Profile, settings_digest, this_machine
 from polyrhythm.plugins.planning.together import measure_together
+from polyrhythm.plugins.virtual.simulate import simulate
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +59,18 @@ def measure(config: RunConfig, minutes: float) -> Profile:
         why = "simulators that join are not here" if config.join.simulators else "the time is too short for it"
         return _without(profile, f"the stations together: {why}; give more --minutes")
     try:
-        return measure_together(config, profile, begin + seconds)
+        return _simulated(measure_together(config, profile, begin + seconds), config)
     except PolyrhythmError as error:
         return _without(profile, f"the stations together: {error}")
+
+
+def _simulated(profile: Profile, config: RunConfig) -> Profile:
+    """The profile with the rate of the simulated cluster for the run of these settings."""
+    try:
+        found = simulate(cluster_settings(profile, config))
+    except ConfigError as error:  # such as passes that were not measured
+        return _without(profile, f"the simulated rate: {error}")
+    return profile.model_copy(update={"simulated": found["throughput"]["transitions_per_s"]})
 
 
 def _without(profile: Profile, sentence: str) -> Profile:

@@ -207,7 +207,8 @@ def lines(
         where += f" on {len(devices.nodes)} nodes"
     head = f"{config.name} on {where}, by the profile of {profile.date[:10]}; predicted, not measured"
     rows = [{"": str(rank), **_row(one)} for rank, one in enumerate(found[:_SHOWN], 1)]
-    text = [head, "", show.records(rows), *LEGEND, ""]
+    remarks = [f"{name}: {sentence}" for name, sentence in profile.remarks().items()]
+    text = [head, *remarks, "", show.records(rows), *LEGEND, ""]
     best = found[0]
     if own is None:
         text.append("the recipe as it is: no prediction, as it names devices that are not there, or that have no times")
@@ -252,7 +253,12 @@ def as_data(
     """The answer as JSON data."""
     return {
         "recipe": config.name,
-        "profile": {"recipe": profile.recipe, "date": profile.date, "machine": profile.machine.model_dump()},
+        "profile": {
+            "recipe": profile.recipe,
+            "date": profile.date,
+            "machine": profile.machine.model_dump(),
+            "remarks": profile.remarks(),
+        },
         "placements": [{**asdict(one.prediction), "settings": changed_lines(config, one.arrangement)} for one in found],
         "own": None if own is None else asdict(own),
         "more": dict(more),

@@ -22,8 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import write_json
+from polyrhythm.imports import count_cores
 from polyrhythm.plugins.hardware.gpus import Model, open_gpus
-from polyrhythm.runtime.memory.tensors import count_cores, count_devices
+from polyrhythm.runtime.memory.tensors import count_devices
 
 FORMAT: Literal[1] = 1
 Kind = Literal["simulator", "generator", "trainer", "scorer"]
@@ -40,11 +41,13 @@ WorkName = Literal[
     "onload",
     "score",
     "handover",
+    "sample",
 ]
 #: What is measured, and its unit: chunk step and reset of a simulator; forward pass of a generator; of a trainer the
 #: collation and targets of an update, forward and backward pass of a micro-batch, and an optimizer step; publishing
 #: and loading weights; leaving and entering a device; a sample's score. handover: what a unit of the station's work
-#: takes longer in a run, between the conductor's command and the report.
+#: takes longer in a run, between the conductor's command and the report; sample: what each of a simulator's samples
+#: takes besides its steps and its reset.
 UNITS: dict[WorkName, str] = {
     "step": "row",
     "reset": "row",
@@ -58,7 +61,10 @@ UNITS: dict[WorkName, str] = {
     "onload": "byte",
     "score": "sample",
     "handover": "",
+    "sample": "sample",
 }
+#: Cores of other processes from which they are mentioned.
+_MUCH = 0.2
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -128,6 +134,7 @@ class StationProfile(ProfilePart):
     """One kind of station. device: where it was measured; resident: bytes that it keeps there (host: in host memory).
 
     beside: factor by which its work takes longer while the named kind works on the same device (1: not at all).
+    awake: share of its work in which it uses the processor; a simulator may sleep, or wait for what is elsewhere.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -135,6 +142,7 @@ class StationProfile(ProfilePart):
     host: int = Field(default=0, ge=0)
     works: dict[WorkName, Work]
     beside: dict[Kind, Annotated[float, Field(ge=1, allow_inf_nan=False)]] = {}
+    awake: float = Field(default=1.0, gt=0, le=1)
 
 
 class Episodes(ProfilePart):
@@ -159,9 +167,9 @@ class Machine(ProfilePart):
 class Profile(ProfilePart):
     """The whole file. recipe: its name; settings: digests of the sections that change what work costs
     (`settings_digest`); date: of the measurement, ISO; weights: bytes of a version. rate: transitions per second of the
-    run in which the stations were measured together, 0 without one; others_cores: cores that other processes of the
-    machine used meanwhile, which lengthened what was measured then; left_out: a sentence for each measurement that was
-    not made."""
+    run in which the stations were measured together, 0 without one; simulated: those of the cluster that is simulated
+    for this run, by this profile, 0 without; others_cores: cores that other processes of the machine used meanwhile,
+    which lengthened what was measured then; left_out: a sentence for each measurement that was not made."""
 
     format: Literal[1] = FORMAT
     recipe: str
@@ -172,6 +180,7 @@ class Profile(ProfilePart):
     weights: int = Field(default=0, ge=0)
     stations: dict[Kind, StationProfile]
     rate: float = Field(default=0.0, ge=0)
+    simulated: float = Field(default=0.0, ge=0)
     others_cores: float = Field(default=0.0, ge=0)
     left_out: tuple[str, ...] = ()
 
@@ -179,6 +188,18 @@ class Profile(ProfilePart):
     def assumed(self) -> bool:
         """Whether its numbers were written by hand: it has no digests then."""
         return not self.settings
+
+    def remarks(self) -> dict[str, str]:
+        """What to know of predictions by this profile: how far one is from the run in which it was measured, and
+        whether that had the machine for itself."""
+        found = {}
+        if self.rate and self.simulated:
+            ratio = f"{self.simulated / self.rate:.2f} times the {self.rate:,.0f} transitions/s that it had"
+            found["simulated"] = f"the run in which the profile was measured has {ratio}"
+        if self.others_cores > _MUCH:
+            many = f"other processes used {self.others_cores:.1f} of {self.machine.cores} cores during the run"
+            found["not alone"] = f"{many}, so what was measured in it is too long; measure again when they do not"
+        return found
 
     def save(self, path: Path) -> None:
         write_json(path, self.model_dump(mode="json"))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,9 @@ from polyrhythm.config.recipes import recipe_names
 from polyrhythm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from polyrhythm.config.schema import RunConfig
     from polyrhythm.plugins.planning.profile import Profile, Work
 
 _MINUTES = 2.0
-#: Cores of other processes from which they are mentioned.
-_MUCH = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    profile, path, config = _of_run(arguments) if Path(arguments.recipe).is_dir() else _measured(arguments)
+    profile, path = _of_run(arguments) if Path(arguments.recipe).is_dir() else _measured(arguments)
     profile.save(path)
-    print(json.dumps(profile.model_dump(mode="json"), indent=2) if arguments.json else _text(profile, path, config))
+    print(json.dumps(profile.model_dump(mode="json"), indent=2) if arguments.json else _text(profile, path))
     return 0
 
 
-def _of_run(arguments: argparse.Namespace) -> tuple[Profile, Path, RunConfig | None]:
+def _of_run(arguments: argparse.Namespace) -> tuple[Profile, Path]:
     from polyrhythm.observe.run_folder import find_run
     from polyrhythm.plugins.planning.from_run import PROFILE_FILE, from_run
     from polyrhythm.plugins.planning.profile import load_profile
@@ -55,10 +51,10 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Profile, Path, RunConfig | N
         raise ConfigError(f"profile {folder}: {what} is for a recipe, and this is a run's folder; leave it out")
     before = load_profile(arguments.update) if arguments.update is not None else None
     profile = from_run(folder, before)
-    return profile, _writable(arguments.out or arguments.update or find_run(folder) / PROFILE_FILE), None
+    return profile, _writable(arguments.out or arguments.update or find_run(folder) / PROFILE_FILE)
 
 
-def _measured(arguments: argparse.Namespace) -> tuple[Profile, Path, RunConfig | None]:
+def _measured(arguments: argparse.Namespace) -> tuple[Profile, Path]:
     from polyrhythm.config.load import load_config
     from polyrhythm.plugins.planning.measure import measure
 
@@ -66,7 +62,7 @@ def _measured(arguments: argparse.Namespace) -> tuple[Profile, Path, RunConfig |
         raise ConfigError(f"--update = {arguments.update}: it takes what a run has measured; name the run's folder")
     config = load_config(arguments.recipe, arguments.overrides)
     path = _writable(arguments.out or Path(f"{config.name}.profile.json"))
-    return measure(config, _MINUTES if arguments.minutes is None else arguments.minutes), path, config
+    return measure(config, _MINUTES if arguments.minutes is None else arguments.minutes), path
 
 
 def _writable(path: Path) -> Path:
@@ -83,7 +79,7 @@ def _writable(path: Path) -> Path:
     return path
 
 
-def _text(profile: Profile, path: Path, config: RunConfig | None) -> str:
+def _text(profile: Profile, path: Path) -> str:
     """Each station's works, what was left out, and the cluster that is simulated from it beside the run."""
     rows = [("profile", f"{path}, of {profile.recipe} on {profile.machine.cores} cores{_devices(profile)}")]
     episodes = profile.episodes
@@ -94,10 +90,9 @@ def _text(profile: Profile, path: Path, config: RunConfig | None) -> str:
         if station.beside:
             factors = ", ".join(f"{factor:.2f} beside the {other}" for other, factor in station.beside.items())
             rows.append((f"{kind} is slower", f"by {factors}"))
-    rows += list(_rates(profile, config))
-    if profile.others_cores > _MUCH:
-        many = f"other processes used {profile.others_cores:.1f} of {profile.machine.cores} cores during the run"
-        rows.append(("not alone", f"{many}, so handovers and slow-downs are too long; measure again when they are not"))
+    if profile.rate:
+        rows.append(("the run", f"{profile.rate:,.0f} transitions/s"))
+    rows += profile.remarks().items()
     rows += [("left out", sentence) for sentence in profile.left_out]
     return show.aligned(rows)
 
@@ -118,19 +113,3 @@ def _times(work: Work, name: str) -> str:
         of = f"{amount:,} {unit}{'s' * (amount != 1)} " if unit else ""
         texts.append(f"{of}{1e3 * timing.mean_s:.3g} ms (p99 {1e3 * timing.p99_s:.3g})")
     return ", ".join(texts)
-
-
-def _rates(profile: Profile, config: RunConfig | None) -> Iterator[tuple[str, str]]:
-    from polyrhythm.plugins.planning.cluster import cluster_settings
-    from polyrhythm.plugins.virtual.simulate import simulate
-
-    if profile.rate:
-        yield "the run", f"{profile.rate:,.0f} transitions/s"
-    if config is None:
-        return
-    try:
-        found = simulate(cluster_settings(profile, config))["throughput"]["transitions_per_s"]
-    except ConfigError as error:
-        yield "simulated", str(error)
-        return
-    yield "simulated", f"{found:,.0f} transitions/s"

@@ -22,6 +22,8 @@ from polyrhythm.scheduler.inference.batching import powers
 _MOST, FEWEST = 200, 3
 #: Share of the times that must be without interruption for the others to be left out.
 _CLEAN = 0.1
+#: Least share of the time in which work counts as awake.
+_LEAST_AWAKE = 0.01
 #: CPU time, time without a core, and turns of this thread (Linux).
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 #: Bytes that are read between two times: more than a core's own caches.
@@ -41,19 +43,28 @@ class Measurements:
         self.device, self._other = device, np.ones(_OTHER_BYTES // 8 if cold else 0)
         self._times: dict[tuple[WorkName, int], list[tuple[float, bool]]] = {}
         self._memory: dict[tuple[WorkName, int], int] = {}
+        self._worked = self._computed = 0.0
 
     @contextmanager
     def time(self, name: WorkName, amount: int) -> Iterator[None]:
         """Measure the block as one unit of this work."""
         waited, interrupted = core_wait_s(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        begin = time.perf_counter()
+        begin, computed = time.perf_counter(), time.process_time()
         yield
         if self.device != CPU:
             torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - begin
         clean = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == interrupted
-        waited = core_wait_s() - waited
+        computed, waited = time.process_time() - computed, core_wait_s() - waited
+        self._worked, self._computed = self._worked + seconds - waited, self._computed + computed
         self._times.setdefault((name, amount), []).append((max(0.0, seconds - waited), clean))
+
+    @property
+    def awake(self) -> float:
+        """Share of the time in which this process computed; 1 if it has children, which may do its work."""
+        if psutil.Process().children() or self._worked <= 0:
+            return 1.0
+        return min(1.0, max(_LEAST_AWAKE, self._computed / self._worked))
 
     def repeat(self, run: Callable[[], object], name: WorkName, amount: int, budget: Budget) -> None:
         """Call `run`, which measures the work itself, until the time is over, at least twice; and the peak memory."""

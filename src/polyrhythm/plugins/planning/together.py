@@ -1,158 +1,79 @@
 """Measures the stations together, in a short run of the recipe: what each unit of work takes longer than alone.
 
-    a pass      from `Serve`, or the end of the generator's previous pass, to `BatchDone`
-    a step      from `BatchDone` to the slot's next request, without the steps of the slots before it in its env batch
-    an update   its phases by the trainer's own account, and its CPU time
+    passes, steps    `timers`
+    an update        its phases by the trainer's own account, and its CPU time
 
-What a pass and a step take longer while no update is under way is the handover: messages, and threads that wake. The
-factor by which they take longer still during updates is their slow-down beside the trainer. On a CPU an update's CPU
-time sets the level of the trainer's works: in a run its caches are cold.
+What a pass and a step take longer is the handover: messages, threads that wake, the main process, waits for a core
+(inline these are known, and left out). What they take longer still by each sample that begins is the sample's: its end,
+its ticket, its row's first observation. Their sum over the run is what was measured, so what no part explains is in
+them too. On a device both are measured while no update is under way; the factor by which units take longer during
+updates is their slow-down beside the trainer. On a CPU an update's CPU time sets the level of the trainer's works: in a
+run its caches are cold.
 """
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median, pstdev
-from typing import ClassVar
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
-from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.placed import Kind as PlacedKind
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.plugins.hardware.processor import others_cores, read_cpu
 from polyrhythm.plugins.planning.cluster import mini_batch, update_seconds
 from polyrhythm.plugins.planning.profile import Episodes, Kind, Profile, StationProfile, Work, WorkName
+from polyrhythm.plugins.planning.timers import Rounds, Unit, UnitTimer, longer_than_alone
 from polyrhythm.plugins.planning.timing import core_wait_s, timing_of
 from polyrhythm.runtime.devices import CPU
-from polyrhythm.runtime.hosting import process_ids
-from polyrhythm.runtime.messages import TRAINER, Report
+from polyrhythm.runtime.hosting import Hosting, process_ids
+from polyrhythm.runtime.messages import TRAINER
 from polyrhythm.scheduler import records
 
 #: Measurements below which nothing is said about their mean.
 _FEW = 5
-#: Shares of the handovers that count, from the shortest on.
-_COUNTED, _COUNTED_INLINE = 0.5, 0.9
 #: Largest factor of a slow-down; more is another fault.
 _MOST_BESIDE = 4.0
 #: Seconds that a run gets at least, once it has started.
 _LEAST_S = 4.0
 #: The kinds' names in `Placed.names`.
 _NAMES: Mapping[Kind, PlacedKind] = {"simulator": "simulators", "generator": "generators"}
-#: Works of which an update consists.
-_UPDATE: tuple[WorkName, ...] = ("prepare", "micro_batch", "optimizer_step")
+#: Works of which an update and its publication consist.
+_UPDATE: tuple[WorkName, ...] = ("prepare", "micro_batch", "optimizer_step", "stage")
 #: Phases of an update in its report.
 _PHASES = tuple(f"time/actor/{name}" for name in ("collate", "targets", "proximal", "passes", "step"))
 
 
-@dataclass(slots=True)
-class Unit:
-    """A unit of work. expected: seconds alone; trains: whether an update was under way when it began."""
-
-    seconds: float
-    expected: float
-    trains: bool
-
-
-@dataclass(slots=True, eq=False)
-class UnitTimer(Observer):
-    """Measures units of work by the conductor's events. step_s, pass_s: seconds alone of so many rows (pass_s: None if
-    passes are not measured); waited: seconds that do not count, so far; trainer_cpu_s: CPU time of the trainer's
-    process, so far. updates: metrics of each, and that time; published: seconds and transitions at each version."""
-
-    hears: ClassVar[tuple[type, ...]] = (
-        *(records.BatchDone, records.RequestArrived, records.Serve, records.StartRows, records.StartUpdate),
-        *(records.UpdateDone, records.Published, records.SampleFinished),
-    )
-
-    step_s: Callable[[int], float]
-    pass_s: Callable[[int], float] | None
-    waited: Callable[[], float] = lambda: 0.0
-    trainer_cpu_s: Callable[[], float] = lambda: 0.0
-    passes: list[Unit] = field(default_factory=list)
-    steps: list[Unit] = field(default_factory=list)
-    updates: list[tuple[Mapping[str, float], float]] = field(default_factory=list)
-    samples: list[records.SampleFinished] = field(default_factory=list)
-    published: list[tuple[float, int]] = field(default_factory=list)
-    transitions: int = 0
-    _served: dict[int, tuple[float, records.Batch]] = field(default_factory=dict)
-    _free: dict[str, float] = field(default_factory=dict)  # generator → end of its last pass
-    _away: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)  # env batch → slot → since, rows
-    _ahead: dict[str, float] = field(default_factory=dict)  # slot → seconds of the steps before its own
-    _training: bool = False
-
-    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        now -= self.waited()
-        match event:
-            case records.BatchDone():
-                self._end_pass(now, event)
-            case records.RequestArrived(slot=slot):
-                self._end_step(now, slot)
-            case records.UpdateDone():
-                self._training = False
-            case records.SampleFinished(ticket=ticket) if ticket >= 0:
-                self.samples.append(event)
-                self.transitions += event.env_steps
-            case records.Published(version=version) if version > 0:
-                self.published.append((now, self.transitions))
-        for command in commands:
-            if isinstance(command, records.Serve):
-                self._served[command.batch.number] = (now, command.batch)
-            elif isinstance(command, records.StartRows):
-                self._away.get(_env_batch(command.slot), {}).pop(command.slot, None)
-            elif isinstance(command, records.StartUpdate):
-                self._training = True
-
-    def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
-        if report.topic == "update":
-            self.updates.append((report.values, self.trainer_cpu_s()))
-
-    def _end_pass(self, now: float, event: records.BatchDone) -> None:
-        served = self._served.pop(event.batch, None)
-        if served is None:
-            return
-        begin, batch = max(served[0], self._free.get(event.generator, 0.0)), served[1]
-        self._free[event.generator] = now
-        if self.pass_s is not None:
-            rows = sum(request.rows for request in batch.requests)
-            self.passes.append(Unit(now - begin, self.pass_s(rows), self._training))
-        for request in batch.requests:
-            away = self._away.setdefault(_env_batch(request.slot), {})
-            self._ahead[request.slot] = sum(self.step_s(other) for _, other in away.values())
-            away[request.slot] = (now, request.rows)
-
-    def _end_step(self, now: float, slot: str) -> None:
-        begun = self._away.get(_env_batch(slot), {}).pop(slot, None)
-        if begun is not None:
-            seconds = now - begun[0] - self._ahead.pop(slot, 0.0)
-            self.steps.append(Unit(seconds, self.step_s(begun[1]), self._training))
-
-    @property
-    def rate(self) -> float:
-        """Transitions per second between the first and the last version, 0 if there are fewer than three."""
-        if len(self.published) <= 2:
-            return 0.0
-        (begin, before), (end, after) = self.published[0], self.published[-1]
-        return (after - before) / (end - begin)
-
-
 def unit_timer(profile: Profile) -> UnitTimer:
     """A timer that expects what the stations took alone."""
-    passes = profile.stations["generator"].works.get("pass")
-    return UnitTimer(profile.stations["simulator"].works["step"].seconds, passes.seconds if passes else None)
+    simulator, passes = profile.stations["simulator"].works, profile.stations["generator"].works.get("pass")
+    return UnitTimer(simulator["step"].seconds, passes.seconds if passes else None, _reset(profile))
 
 
-def _env_batch(slot: str) -> str:
-    return slot.rpartition("/")[0] or slot
+def _reset(profile: Profile) -> Callable[[int], float]:
+    resets = profile.stations["simulator"].works.get("reset")
+    return resets.seconds if resets else lambda _: 0.0
+
+
+def _rounds(profile: Profile, timer: UnitTimer, hosting: Hosting) -> Rounds | None:
+    """The measurement of one thread, if it has passes."""
+    if timer.pass_s is None:
+        return None
+
+    def busy() -> tuple[float, float]:
+        seconds = {name: counts["busy_s"] for name, counts in hosting.statistics().items()}
+        return seconds.get(TRAINER, 0.0), sum(seconds.values())
+
+    apply = profile.stations["generator"].works.get("apply")
+    apply_s = apply.seconds(profile.weights) if apply else 0.0
+    return Rounds(timer.step_s, timer.pass_s, timer.reset_s, apply_s, busy, timer.waited)
 
 
 def measure_together(config: RunConfig, profile: Profile, end: float) -> Profile:
@@ -161,8 +82,6 @@ def measure_together(config: RunConfig, profile: Profile, end: float) -> Profile
     The run trains from weights of the seed, without evaluation. StartError, RunHalted: as of any run.
     """
     timer = unit_timer(profile)
-    if config.launcher == "inline":
-        timer.waited = core_wait_s  # in one process a wait for a core is a wait of all stations
     own = max(config.training.versions, 1)
     quiet = config.model_copy(
         update={
@@ -176,8 +95,14 @@ def measure_together(config: RunConfig, profile: Profile, end: float) -> Profile
         closing(build_pipeline(RunContext(quiet, folder=Path(folder)))) as pipeline,
     ):
         until = max(end, time.monotonic() + _LEAST_S)  # however long it took to start
-        if (pid := process_ids(pipeline.launcher.hosting).get(TRAINER)) and _computes_on_one_core(config):
-            timer.trainer_cpu_s = partial(_cpu_s, pid)
+        hosting = pipeline.launcher.hosting
+        if config.launcher == "inline":
+            # A wait for a core is one of all stations, and the timer works in their thread.
+            timer.waited = lambda: core_wait_s() + timer.own_s
+            if (rounds := _rounds(profile, timer, hosting)) is not None:
+                timer.rounds, timer.trainer_s = rounds, lambda: rounds.trained_s
+        elif (pid := process_ids(hosting).get(TRAINER)) and _computes_on_one_core(config):
+            timer.trainer_s = partial(_cpu_s, pid)
         pipeline.loop.add_observers(timer)
         pipeline.loop.stop = lambda: time.monotonic() >= until
         begin = read_cpu()
@@ -205,9 +130,10 @@ def _cpu_s(pid: int) -> float:
 
 def with_run(profile: Profile, config: RunConfig, timer: UnitTimer) -> Profile:
     """The profile with handovers, slow-downs, episodes and the rate of this run."""
-    left_out = list(profile.left_out)
-    stations = dict(profile.stations)
+    left_out, stations = list(profile.left_out), dict(profile.stations)
     units: dict[Kind, Sequence[Unit]] = {"simulator": timer.steps, "generator": timer.passes}
+    if timer.rounds is not None:
+        units = dict.fromkeys(units, timer.rounds.found)
     for kind, own in units.items():
         stations[kind] = _with_units(stations[kind], own, kind, left_out, config)
     stations["trainer"] = _with_updates(profile, config, timer, left_out)
@@ -233,21 +159,21 @@ def _is_beside_trainer(config: RunConfig, kind: Kind) -> bool:
 def _with_units(
     station: StationProfile, units: Sequence[Unit], kind: Kind, left_out: list[str], config: RunConfig
 ) -> StationProfile:
-    """The station with its handover, and if it is beside the trainer with its slow-down during updates."""
+    """The station with its handover, a simulator with what a sample takes, and if it is beside the trainer with its
+    slow-down during updates."""
     beside = _is_beside_trainer(config, kind)
-    quiet = [unit for unit in units if not unit.trains]
-    busy = [unit for unit in units if unit.trains]
-    if len(quiet) < _FEW:
-        left_out.append(f"{kind}: its handover, as the run had {len(quiet)} units of its work without an update")
+    quiet, busy = ([unit for unit in units if unit.trains is trains] for trains in (False, True))
+    counted = quiet if beside and station.device != CPU else units  # cores have no other simulated slow-down
+    if len(counted) < _FEW:
+        left_out.append(f"{kind}: its handover, as the run had {len(counted)} units of its work without an update")
         return station
-    # Only in one process waits for a core are known; elsewhere they are in the longer half of the times.
-    counted = _COUNTED_INLINE if config.launcher == "inline" else _COUNTED
-    longer = sorted(max(0.0, unit.seconds - unit.expected) for unit in quiet)
-    handover = longer[: math.ceil(counted * len(longer))]
-    works = {**station.works, "handover": Work(timings=(timing_of(0, handover),))}
+    longer = longer_than_alone(counted)
+    works = {**station.works, "handover": Work(timings=(timing_of(0, [longer.unit_s]),))}
+    if kind == "simulator":
+        works["sample"] = Work(timings=(timing_of(1, [longer.sample_s]),))
     if not beside:
         return station.model_copy(update={"works": works})
-    if len(busy) < _FEW:
+    if min(len(busy), len(quiet)) < _FEW:
         left_out.append(f"{kind}: beside the trainer, as the run had {len(busy)} units of its work in an update")
         return station.model_copy(update={"works": works})
     factor = median(x.seconds for x in busy) / max(1e-9, median(x.seconds for x in quiet))
@@ -258,7 +184,7 @@ def _with_units(
 
 
 def _with_updates(profile: Profile, config: RunConfig, timer: UnitTimer, left_out: list[str]) -> StationProfile:
-    """The trainer, at the level of its CPU time in the run, and its slow-down beside generators."""
+    """The trainer, at the level of its own time in the run, with its handover and its slow-down beside generators."""
     station, updates = profile.stations["trainer"], timer.updates
     if len(updates) <= _FEW:
         left_out.append(f"trainer: its level and slow-down in a run, as that had {len(updates)} updates")
@@ -270,9 +196,14 @@ def _with_updates(profile: Profile, config: RunConfig, timer: UnitTimer, left_ou
         done = values["train/actor/optimizer_steps"] * mini_batch(training, chunk_steps, ranks)[0] / chunk_steps
         alone.append(update_seconds(profile, training, chunk_steps, ranks=ranks, epochs=max(1, round(done))))
         taken.append(sum(values.get(name, 0.0) for name in _PHASES))
+    stage = station.works["stage"].seconds(profile.weights) if "stage" in station.works else 0.0
+    published = len(alone) / config.freshness.sync_interval
     spent = updates[-1][1] - updates[0][1]  # less than 0 if the process has ended meanwhile
-    level = spent / max(1e-9, sum(alone)) if spent > 0 else 1.0
+    level = spent / max(1e-9, sum(alone) + stage * published) if spent > 0 else 1.0
     works = {name: work.scaled(level) if name in _UPDATE else work for name, work in station.works.items()}
+    if config.launcher != "inline" and timer.update_s:  # in one process other stations work meanwhile
+        handover = max(0.0, median(timer.update_s) - median(taken))
+        works["handover"] = Work(timings=(timing_of(0, [handover]),))
     station = station.model_copy(update={"works": works})
     if not _is_beside_trainer(config, "generator"):
         return station

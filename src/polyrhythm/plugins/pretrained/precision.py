@@ -57,7 +57,8 @@ def computing_dtype(weight: Tensor) -> torch.dtype:
 
 def in_float32(device: torch.device | str) -> AbstractContextManager[object]:
     """Context without autocast, for float32 arithmetic. The caller converts its inputs."""
-    return torch.autocast(torch.device(device).type, enabled=False)
+    kind = torch.device(device).type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def cast(network: nn.Module, precision: Precision, role: Role) -> None:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from polyrhythm.cli import show
 from polyrhythm.cli.arguments import add_recipe, count
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunFolderError
+from polyrhythm.imports import count_cores
 from polyrhythm.observe.run_folder import CONFIG_FILE, lock_run_folder
 from polyrhythm.plugin import table
 from polyrhythm.plugins.sweep import plan as planning
@@ -70,7 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @pinning_once()
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.plugins.sweep.room import slots, visible_devices
-    from polyrhythm.runtime.memory.tensors import count_cores
 
     fixed, settings = space.parse(arguments.overrides)
     _refuse_contradictions(arguments, settings)

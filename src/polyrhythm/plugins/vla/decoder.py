@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[...,width] -> the same shape and dtype."""
-        weight = self.offset + self.weight.float()
+        weight = self.offset + self.weight.float() if self.offset else self.weight.float()
         return functional.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
 
 
@@ -134,24 +134,31 @@ def causal_mask(present: Tensor) -> Tensor:
 _MASK_ROW = 16
 
 
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as summands of scores: 0 where it is true, the most negative finite number elsewhere."""
+def additive(mask: Tensor, dtype: torch.dtype, hidden: float | None = None) -> Tensor:
+    """The mask as summands of scores: 0 where it is true, `hidden` elsewhere, by default the most negative finite
+    number. With -inf the attention of a query that sees nothing is 0."""
     *rows, keys = mask.shape
     width = -(-keys // _MASK_ROW) * _MASK_ROW
     summands = torch.zeros((*rows, width), dtype=dtype, device=mask.device)[..., :keys]
-    return summands.masked_fill_(~mask, torch.finfo(dtype).min)
+    return summands.masked_fill_(~mask, torch.finfo(dtype).min if hidden is None else hidden)
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+#: In place of a mask: each token attends to itself and to those before it, of which all are present.
+CAUSAL: Literal["causal"] = "causal"
+Mask = Tensor | Literal["causal"] | None
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> Tensor:
     """Scaled dot-product attention: [B,H,Q,D], [B,KV,K,D] twice -> [B,Q,H·D]. H is a multiple of KV (shared keys).
 
     mask: summands [B,1,Q,K], or without repeated keys [B,1,1,K] or of `for_shared_heads`."""
     (heads, tokens), sharing = queries.shape[1:3], queries.shape[1] // keys.shape[1]
-    if sharing > 1 and (mask is None or mask.shape[2] in (1, sharing * tokens)):
+    summands, causal = (None, True) if isinstance(mask, str) else (mask, False)
+    if sharing > 1 and not causal and (summands is None or summands.shape[2] in (1, sharing * tokens)):
         queries = queries.unflatten(1, (-1, sharing)).flatten(2, 3)
     elif sharing > 1:
         keys, values = (x.unsqueeze(2).expand(-1, -1, sharing, -1, -1).flatten(1, 2) for x in (keys, values))
-    found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=summands, is_causal=causal)
     return found.reshape(-1, heads, tokens, found.shape[-1]).transpose(1, 2).flatten(2)
 
 
@@ -231,7 +238,7 @@ class Attention(nn.Module):
         keys = rotate(self.k_norm(split_heads(self.k_proj(x), self.head_dim)), angles)
         return keys, split_heads(self.v_proj(x), self.head_dim)
 
-    def forward(self, x: Tensor, angles: Rotary, mask: Tensor | None, found: KeysValues) -> Tensor:
+    def forward(self, x: Tensor, angles: Rotary, mask: Mask, found: KeysValues) -> Tensor:
         """x [B,T,width] and all visible keys and values -> [B,T,width]."""
         queries = rotate(self.q_norm(split_heads(self.q_proj(x), self.head_dim)), angles)
         branch: Tensor = self.o_proj(attend(queries, *found, mask))
@@ -272,7 +279,7 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         angles: Rotary,
-        mask: Tensor | None,
+        mask: Mask,
         past: KeysValues | None = None,
         condition: Tensor | None = None,
         outputs: slice | None = None,
@@ -324,9 +331,10 @@ class Decoder(nn.Module):
             found.append(own)
         return normed_by(self.norm, x, condition)[0], found
 
-    def hidden_of(self, outputs: slice, x: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """The hidden states of the tokens `outputs`, equal to those of `forward`. mask [B,1,1,T]: equal for all
-        queries. The last layer computes only these tokens, and no keys and values are kept."""
+    def hidden_of(self, outputs: slice | None, x: Tensor, positions: Tensor, mask: Mask) -> Tensor:
+        """The hidden states of the tokens `outputs` (None: of all), equal to those of `forward`. No keys and values are
+        kept. With `outputs` the last layer computes only these tokens, and the mask must be equal for all queries:
+        [B,1,1,T]."""
         angles = rotary(positions, self.size.head_dim, self.size.theta, x.dtype)
         *before, last = self.layers
         for layer in before:

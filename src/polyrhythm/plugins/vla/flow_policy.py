@@ -76,6 +76,10 @@ class FlowNetwork(nn.Module):
         features: False if no value is needed; the returned features are then [B,0]."""
         raise NotImplementedError
 
+    def step_constants(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The inputs of `velocity`, with what all steps of a pass share computed once."""
+        return inputs
+
     def velocity(self, prefix: Prefix, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Velocity, noise − data [B,H,A] float32, and the features [B,H,W] float32 behind it, of x [B,H,A] float32
         at times t [B] from 1 (noise) to 0 (data)."""
@@ -281,6 +285,9 @@ class FlowPolicy(AdaptedPolicy):
         return v.float(), features.float()
 
     def _step(self, given: Mapping[str, Tensor], prefix: Prefix) -> Network:
+        with self.precision.computing(self._device):
+            given = self.network.step_constants(given)
+
         def network(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
             v, features = self._velocity(given, prefix, x, t)
             return v, None if self.noise_head is None else self.noise_head(features)

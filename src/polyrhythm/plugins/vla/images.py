@@ -71,10 +71,10 @@ def groot_images(images: Tensor, side: int, crop: float = 0.95) -> Tensor:
     height, width = images.shape[1:3]
     rows, columns = int(height * crop), int(width * crop)
     top, left = round((height - rows) / 2.0), round((width - columns) / 2.0)
-    cut = images[:, top : top + rows, left : left + columns].permute(0, 3, 1, 2).contiguous().float() / 255.0
+    cut = images[:, top : top + rows, left : left + columns].permute(0, 3, 1, 2).contiguous().float().div_(255.0)
     small = functional.interpolate(cut, (side, side), mode="bilinear", align_corners=False, antialias=True)
-    levels = (small * 255.0).to(torch.uint8)
-    return standardised(levels.float() / 255.0, *HALF)
+    levels = small.mul_(255.0).trunc_()
+    return levels.div_(255.0).sub_(0.5).div_(0.5)
 
 
 def standardised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

@@ -75,7 +75,7 @@ class VlaInputs(nn.Module):
     `inputs(obs)` returns, rows first:
     π0, π0.5    images [B,N,3,S,S], image_present [B,N], tokens [B,L], token_present [B,L], state [B,S]
     OpenVLA-OFT pixel_values [B,6N,S,S], input_ids [B,L], attention_mask [B,L], state, proprio [B,S]
-    GR00T       images [B,N,3,S,S], input_ids [B,L], attention_mask, visible [B,L], embodiment_id [B], state [B,S]
+    GR00T       images [B,N,3,S,S], input_ids [B,L], attention_mask, visible [B,L], state [B,S]
     N: the environment's cameras; a slot without a camera is omitted, which equals masking it.
     ids are int64, masks bool, others float32. state: normalised and zero-padded.
     """
@@ -109,9 +109,8 @@ class VlaInputs(nn.Module):
         if self.form.architecture == "openvla_oft":
             return found | prompt | {"pixel_values": seen.flatten(1, 2), "proprio": found["state"]}
         if self.form.architecture == "groot_n1d5":
-            row = torch.full((len(ids),), self.plan.embodiment, dtype=torch.int64, device=ids.device)
             visible = torch.ones_like(present) if self.plan.padding_counts else present
-            return found | prompt | {"images": seen, "visible": visible, "embodiment_id": row}
+            return found | prompt | {"images": seen, "visible": visible}
         there = torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)
         return found | {"images": seen, "image_present": there, "tokens": ids, "token_present": present}
 

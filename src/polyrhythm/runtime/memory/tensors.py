@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -88,10 +87,6 @@ def tensors_of(module: Module) -> list[Tensor]:
 def use_one_thread() -> None:
     """One thread per operation: small policies are no faster with more, and far slower where cores are shared."""
     torch.set_num_threads(1)
-
-
-def count_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def count_devices() -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.long import tries
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.plugins.virtual.clustersim.clusters import run, settings
 
@@ -23,7 +24,7 @@ BUSY = settings(
 
 
 def test_utilisation_and_shares_are_shares() -> None:
-    for seed in range(40):
+    for seed in range(tries(12, 40)):
         _, summary = run(arbitrary_cluster(random.Random(seed)))
         assert all(0 <= value <= 1 + 1e-9 for value in summary["utilisation"].values())
         for kind in summary["time"].values():

@@ -61,8 +61,10 @@ class VirtualCluster:
         self.stations: dict[str, VirtualStation] = {}
         self.members = {name: Member(name, self._changing(group), devices) for name, group, devices in settings.seats()}
         numbers = sorted({number for member in self.members.values() for number in member.devices})
-        exclusive, switching = settings.sharing == "exclusive", settings.switching
+        exclusive, switching = settings.sharing in ("exclusive", "thread"), settings.switching
         self.devices = {n: Device(self.driver.clock, exclusive=exclusive, switching=switching) for n in numbers}
+        if settings.sharing == "thread":
+            self.driver.threads = tuple(self.devices.values())
         self._rng = random.Random(f"{settings.seed}/faults")
         self.checkpoint = 0
         for member in self.members.values():

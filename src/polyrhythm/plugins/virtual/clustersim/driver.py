@@ -20,7 +20,7 @@ from math import inf
 from typing import Protocol
 
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost
-from polyrhythm.plugins.virtual.clustersim.hardware import Network, VirtualClock
+from polyrhythm.plugins.virtual.clustersim.hardware import Device, Network, VirtualClock
 from polyrhythm.plugins.virtual.clustersim.measures import Measures
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import SERVING_EVENTS
@@ -90,10 +90,10 @@ class VirtualDriver:
 
     message_delay: latency of a message between a station and the conductor; messages of one station keep their order,
     those of different stations may not. Replies bypass the conductor and are immediate on one host. network: between
-    hosts, if simulated; cpu: cost of the conductor's events, if simulated. record: keep every decision in `steps` (for
-    replay and benchmarks). observer: called with each decision. delivered: called with each event before its decision.
-    bus: newest version available to generators, reported or not. evaluating: names of unfinished evaluations. scored:
-    scorers determine how an episode ended.
+    hosts, if simulated; cpu: cost of the conductor's events, if simulated; threads: devices whose work the conductor
+    waits for. record: keep every decision in `steps` (for replay and benchmarks). observer: called with each decision.
+    delivered: called with each event before its decision. bus: newest version available to generators, reported or not.
+    evaluating: names of unfinished evaluations. scored: scorers determine how an episode ended.
     """
 
     def __init__(self, conductor: Decider, seed: int = 0, message_delay: Cost = FREE, record: bool = False) -> None:
@@ -113,12 +113,13 @@ class VirtualDriver:
         self.events = 0
         self.network: Network | None = None
         self.cpu: ConductorCpu | None = None
+        self.threads: tuple[Device, ...] = ()
         self._record, self._delay = record, message_delay
         self._direct = message_delay is FREE or message_delay.mean() == 0.0
         self._rng = random.Random(f"{seed}/messages")
         self._inbox: deque[Event] = deque()
         self._deadline = inf
-        self._wakes = 0
+        self._wakes = self._late = 0
         self._instant = (0.0, 0)
 
     def connect(self, network: Network) -> None:
@@ -182,7 +183,8 @@ class VirtualDriver:
         while (self.reached < version or self.evaluating) and not self.halted:
             upcoming = clock.upcoming
             # Queued events of the main thread precede a passed deadline.
-            due = inf if self.cpu is not None and self.cpu.main.at_work else self._deadline
+            waits = self.cpu is not None and self.cpu.main.at_work
+            due = inf if waits or any(thread.at_work for thread in self.threads) else self._deadline
             time = min(upcoming, due)
             if time == inf:
                 raise Deadlock(
@@ -193,11 +195,25 @@ class VirtualDriver:
                 clock.now = max_time
                 return
             if upcoming <= due:
+                ended = sum(thread.ended for thread in self.threads)
                 clock.advance()
+                if self.threads:
+                    self._wake_between_units(sum(thread.ended for thread in self.threads) - ended)
             else:
                 self._wake()
             if self._inbox:
                 self._drain()
+
+    def _wake_between_units(self, units: int) -> None:
+        """In one thread, whose last call ended so many units of work: wake the conductor once its time limit has passed
+        and then a whole unit without an event."""
+        if self._inbox or self._deadline >= self.clock.now:
+            self._late = 0
+        elif units:
+            self._late += units
+            if self._late > 1:
+                self._late = 0
+                self._inbox.append(records.Wake())
 
     def _wake(self) -> None:
         clock = self.clock

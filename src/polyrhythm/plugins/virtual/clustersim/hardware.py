@@ -58,8 +58,8 @@ class Job:
 
 
 class Device:
-    """A device on the virtual clock. busy: seconds weighted by the occupied share. resident: names of the stations
-    that are on it, if stations lease it, and whether others may be.
+    """A device on the virtual clock. busy: seconds weighted by the occupied share; ended: number of passes. resident:
+    names of the stations that are on it, if stations lease it, and whether others may be.
 
     By default a pass alone takes a share of the device (`occupies`). While the shares of the running passes sum to at
     most 1, all run at full speed; above 1 each runs at the speed of 1 over the sum (processor sharing). exclusive: one
@@ -79,7 +79,7 @@ class Device:
 
     __slots__ = (
         *("_clock", "_contention", "_count", "_done", "_exclusive", "_load", "_running", "_shares", "_since"),
-        *("_switching", "_turn", "_waiting", "busy", "resident"),
+        *("_switching", "_turn", "_waiting", "busy", "ended", "resident"),
     )
 
     def __init__(
@@ -94,7 +94,7 @@ class Device:
         self._shares: Counter[float] = Counter()  # running passes by the share that they occupy
         self._load = self._done = 0.0  # sum of the shares; seconds that a pass since the start would have done
         self._since = 0.0
-        self._count = self._turn = 0
+        self._count = self._turn = self.ended = 0
         self.busy = 0.0
         self.resident: dict[str, bool] = {}
 
@@ -106,6 +106,10 @@ class Device:
         self._count += 1
         self._waiting.append(Job(self._count, owner, seconds, occupies, done, argument))
         self._plan()
+
+    @property
+    def at_work(self) -> bool:
+        return bool(self._running)
 
     def forget(self, owner: object) -> None:
         self.flush()
@@ -163,6 +167,7 @@ class Device:
         while self._running and self._running[0][0] <= end:
             ended.append(heappop(self._running)[2])
             self._leave(ended[-1])
+        self.ended += len(ended)
         self._plan()
         for job in sorted(ended, key=lambda job: job.number) if len(ended) > 1 else ended:
             job.done(job.argument)

@@ -106,7 +106,8 @@ class SimulatorGroup(StationGroup):
     env_batches: per simulator; slots: per env batch; rows: per slot. reserved: number of a simulator's env batches, the
     last ones, that run only background evaluations. shared_thread: the slots of an env batch take turns on one stepping
     thread; otherwise each has its own. reset_rows: rows reset independently; otherwise the episodes of an env batch
-    begin together. step: one chunk step of a slot, per active row; reset: per row that resets at once. times_by: source
+    begin together. step: one chunk step of a slot, per active row; reset: per row that resets at once; sample: of each
+    sample that begins, at its slot's next step or reset. times_by: source
     of these random times: chance, or the seeds of the slot's episodes, so that a live run of the synthetic environment
     draws the same. steps: env steps of an episode; chunk: env steps per chunk step (C). episode_time: duration of
     a whole episode, replaces `step`: its chunk steps share the time evenly, and a slot's step takes as long as that of
@@ -129,6 +130,7 @@ class SimulatorGroup(StationGroup):
     reset_rows: bool = True
     step: CostText = FREE
     reset: CostText = FREE
+    sample: CostText = FREE
     times_by: Literal["seed", "chance"] = "chance"
     steps: CountText = Field(default_factory=lambda: parse_count(1))
     chunk: int = Field(default=1, ge=1)
@@ -316,7 +318,8 @@ class ConductorSection(ClusterSection):
 class ClusterSettings(ClusterSection):
     """The settings of a cluster file.
 
-    sharing: how stations share a device: their passes slow each other down (`shared`) or take turns (`exclusive`), or
+    sharing: how stations share a device: their passes slow each other down (`shared`) or take turns (`exclusive`, or
+    `thread` if the conductor is in their thread, so that its time limits end between two units of work at best), or
     only one station is on it at a time, the others in host memory (`lease`). versions: run until this version is
     trained, published and applied, and all evaluations requested by then ended. switching: of each device, if shared
     (`hardware.Device`). message_delay: latency of a message
@@ -335,7 +338,7 @@ class ClusterSettings(ClusterSection):
     faults: tuple[FaultPlan, ...] = ()
     evaluations: tuple[EvaluationPlan, ...] = ()
     changes: tuple[CostChange, ...] = ()
-    sharing: Literal["shared", "exclusive", "lease"] = "shared"
+    sharing: Literal["shared", "exclusive", "thread", "lease"] = "shared"
     switching: float = Field(default=0.0, ge=0)
     lease: LeaseCosts = LeaseCosts()
     message_delay: CostText = FREE

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 
+from polyrhythm.plugins.virtual.clustersim.costs import FREE
 from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.hardware import Device
 from polyrhythm.plugins.virtual.clustersim.measures import IN_BATCH, QUEUED, RESET, STEP, THREAD, TICKETS
@@ -98,6 +99,8 @@ class VirtualSimulator(VirtualStation):
             if grant.resume and not row.parked:
                 raise ProtocolError(f"row {row.index} of {slot.name} cannot resume: it is not parked")
             row.take(grant.ticket)
+            if self._group.sample is not FREE:
+                slot.begun_s += self._group.sample.draw(slot.times)
             if grant.resume:
                 slot.ready.append(row)
             else:
@@ -196,6 +199,7 @@ class VirtualSimulator(VirtualStation):
             if self._group.times_by == "seed":
                 slot.times.seed(mix(*(row.seed for row in slot.rows)))
             seconds = self._group.reset.draw(slot.times, len(slot.resetting))
+        seconds, slot.begun_s = seconds + slot.begun_s, 0.0
         self._left -= 1
         slot.thread.busy = True
         self._enter(slot, slot.running)

@@ -74,7 +74,8 @@ class VirtualSlot:
     generator has it; answer: version of the reply that waits for its step, or -1; running: the unit of work on the
     thread, or empty; queued: it waits for its thread. cancelled: attempts (ticket, attempt) to cancel as soon as the
     thread is done with them. version: highest among the active rows' tickets; evaluation: one of these is an
-    evaluation's. times: random stream of its steps and resets. state, since: for the measures.
+    evaluation's. times: random stream of its steps and resets. begun_s: seconds of samples that begin, which its next
+    unit takes longer. state, since: for the measures.
     """
 
     name: str
@@ -83,6 +84,7 @@ class VirtualSlot:
     thread: StepThread
     since: float
     times: random.Random
+    begun_s: float = 0.0
     state: str = TICKETS
     active: list[VirtualRow] = field(default_factory=list)
     ready: list[VirtualRow] = field(default_factory=list)

@@ -18,6 +18,7 @@ from torch.nn import functional
 from polyrhythm.plugins.pretrained.precision import in_float32
 from polyrhythm.plugins.vla.decoder import DecoderSize, KeysValues, attend, run_layer, split_heads
 from polyrhythm.plugins.vla.vision import SIGLIP, VisionSize
+from polyrhythm.policies.constants import kept
 
 #: Qwen3 1.7B, of whose 28 layers the release keeps 12.
 QWEN3 = DecoderSize(2048, 12, 6144, heads=16, kv_heads=8, head_dim=128, activation="silu", theta=1e6, qk_norm=True)
@@ -80,6 +81,10 @@ _TIME_CHANNELS, _LONGEST = 256, 10000.0
 _NORM_EPS, _LAST_EPS = 1e-5, 1e-6
 
 
+#: The embodiment of all rows, or that of each: int64 [B].
+Embodiment = int | Tensor
+
+
 class EmbodimentLinear(nn.Module):
     """A linear map for each embodiment, in float32: W [E,inputs,outputs], b [E,outputs]."""
 
@@ -88,9 +93,14 @@ class EmbodimentLinear(nn.Module):
         self.W = nn.Parameter(torch.zeros(embodiments, inputs, outputs))
         self.b = nn.Parameter(torch.zeros(embodiments, outputs))
 
-    def forward(self, x: Tensor, embodiment: Tensor) -> Tensor:
-        """x [B,T,inputs], embodiment [B] int64 -> [B,T,outputs] float32."""
+    def forward(self, x: Tensor, embodiment: Embodiment) -> Tensor:
+        """x [B,T,inputs] -> [B,T,outputs] float32. One matrix multiplies the rows of one embodiment; else each row has
+        a copy of its own."""
         with in_float32(x.device):
+            if isinstance(embodiment, int):
+                flat = torch.addmm(self.b[embodiment], x.float().flatten(0, 1), self.W[embodiment])
+                found: Tensor = flat.unflatten(0, x.shape[:2])
+                return found
             return torch.baddbmm(self.b[embodiment].unsqueeze(1), x.float(), self.W[embodiment])
 
 
@@ -100,7 +110,7 @@ class EmbodimentMlp(nn.Module):
         self.layer1 = EmbodimentLinear(embodiments, inputs, hidden)
         self.layer2 = EmbodimentLinear(embodiments, hidden, outputs)
 
-    def forward(self, x: Tensor, embodiment: Tensor) -> Tensor:
+    def forward(self, x: Tensor, embodiment: Embodiment) -> Tensor:
         found: Tensor = self.layer2(functional.relu(self.layer1(x, embodiment)), embodiment)
         return found
 
@@ -115,8 +125,8 @@ class ActionEncoder(nn.Module):
         self.W2 = EmbodimentLinear(size.embodiments, 2 * width, width)
         self.W3 = EmbodimentLinear(size.embodiments, width, width)
 
-    def forward(self, x: Tensor, bucket: Tensor, embodiment: Tensor) -> Tensor:
-        """x [B,H,A], bucket [B], embodiment [B] -> tokens [B,H,width] float32."""
+    def forward(self, x: Tensor, bucket: Tensor, embodiment: Embodiment) -> Tensor:
+        """x [B,H,A], bucket [B] -> tokens [B,H,width] float32."""
         actions = self.W1(x, embodiment)
         half = actions.shape[2] // 2
         time = time_code(bucket, half, divisor=half, sine_first=True).unsqueeze(1).expand_as(actions)
@@ -127,10 +137,16 @@ class ActionEncoder(nn.Module):
 
 def time_code(bucket: Tensor, half: int, *, divisor: int, sine_first: bool) -> Tensor:
     """Sines and cosines of the bucket [B] at `half` geometric frequencies, from 1 downwards -> [B,2·half] float32."""
-    steps = torch.arange(half, dtype=torch.float32, device=bucket.device)
-    angles = bucket.float().unsqueeze(1) * torch.exp(steps * -math.log(_LONGEST) / divisor)
+    angles = bucket.float().unsqueeze(1) * _frequencies(half, divisor, bucket.device)
     parts = (angles.sin(), angles.cos()) if sine_first else (angles.cos(), angles.sin())
     return torch.cat(parts, dim=1)
+
+
+@kept
+def _frequencies(half: int, divisor: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        steps = torch.arange(half, dtype=torch.float32, device=device)
+        return torch.exp(steps * -math.log(_LONGEST) / divisor)
 
 
 class HeadAttention(nn.Module):
@@ -163,21 +179,26 @@ class FeedForward(nn.Module):
         self.net = nn.Sequential(first, nn.Identity(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.net(x)
+        first, _, last = self.net
+        found: Tensor = last(first(x))
         return found
 
 
 class AdaptiveNorm(nn.Module):
-    """Layer norm without weights; scale and shift depend on the time."""
+    """Layer norm without weights; scale and shift depend on the time, after its silu."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, 2 * width)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        scale, shift = self.linear(functional.silu(time)).unsqueeze(1).chunk(2, dim=2)
-        normed: Tensor = functional.layer_norm(x, x.shape[-1:], eps=_NORM_EPS) * (1.0 + scale) + shift
-        return normed.to(x.dtype)
+        scale, shift = self.linear(time).unsqueeze(1).chunk(2, dim=2)
+        return scaled_norm(x, scale, shift, _NORM_EPS).to(x.dtype)
+
+
+def scaled_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
+    """Layer norm of x [B,T,width], times 1 + scale, plus shift: [B,1,width] each."""
+    return torch.addcmul(shift, functional.layer_norm(x, x.shape[-1:], eps=eps), 1.0 + scale)
 
 
 class SelfAttentionBlock(nn.Module):
@@ -207,7 +228,7 @@ class DitBlock(nn.Module):
         self.ff = FeedForward(size.width)
 
     def forward(self, x: Tensor, time: Tensor, context: KeysValues | None, mask: Tensor | None) -> Tensor:
-        """mask: of the context."""
+        """time [B,width], after its silu; mask: of the context."""
         normed = self.norm1(x, time)
         if context is None:
             x = x + self.attn1(normed, self.attn1.keys_values(normed))
@@ -247,13 +268,12 @@ class Dit(nn.Module):
 
     def forward(self, x: Tensor, bucket: Tensor, context: tuple[KeysValues, ...], mask: Tensor | None = None) -> Tensor:
         """Tokens x [B,T,width], bucket [B] of the time, mask [B,1,1,P] of the context -> [B,T,hidden]."""
-        time = self.embed_time(bucket)
+        time = functional.silu(self.embed_time(bucket))
         for index, block in enumerate(self.transformer_blocks):
             seen = context[index // 2] if index % 2 == 0 else None
             x = run_layer(block, x, time, seen, mask, recompute=self.checkpointing)
-        shift, scale = self.proj_out_1(functional.silu(time)).unsqueeze(1).chunk(2, dim=2)
-        normed = functional.layer_norm(x, x.shape[-1:], eps=_LAST_EPS) * (1.0 + scale) + shift
-        found: Tensor = self.proj_out_2(normed)
+        shift, scale = self.proj_out_1(time).unsqueeze(1).chunk(2, dim=2)
+        found: Tensor = self.proj_out_2(scaled_norm(x, scale, shift, _LAST_EPS))
         return found
 
 
@@ -288,11 +308,15 @@ class ActionHead(nn.Module):
         self.position_embedding = nn.Embedding(size.positions, width)
         self.model = Dit(size)
 
-    def tokens(self, state: Tensor, x: Tensor, bucket: Tensor, embodiment: Tensor) -> Tensor:
-        """state [B,S], x [B,H,A] -> the transformer's tokens [B,1+future+H,width] float32."""
-        actions = self.action_encoder(x, bucket, embodiment) + _first_rows(self.position_embedding, x.shape[1])
-        future = _first_rows(self.future_tokens, self.future_tokens.num_embeddings).expand(len(x), -1, -1)
-        return torch.cat((self.state_encoder(state.unsqueeze(1), embodiment), future, actions), dim=1)
+    def leading_tokens(self, state: Tensor, embodiment: Embodiment) -> Tensor:
+        """state [B,S] -> the transformer's tokens before those of the actions [B,1+future,width] float32."""
+        future = _first_rows(self.future_tokens, self.future_tokens.num_embeddings).expand(len(state), -1, -1)
+        return torch.cat((self.state_encoder(state.unsqueeze(1), embodiment), future), dim=1)
+
+    def action_tokens(self, x: Tensor, bucket: Tensor, embodiment: Embodiment) -> Tensor:
+        """x [B,H,A], bucket [B] -> the actions' tokens [B,H,width] float32."""
+        tokens: Tensor = self.action_encoder(x, bucket, embodiment) + _first_rows(self.position_embedding, x.shape[1])
+        return tokens
 
 
 def _first_rows(table: nn.Embedding, count: int) -> Tensor:

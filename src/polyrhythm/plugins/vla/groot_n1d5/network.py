@@ -7,6 +7,7 @@ its velocity is data − noise; both are reversed here to match `FlowNetwork`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import (
@@ -24,17 +26,19 @@ from polyrhythm.plugins.pretrained.fitting import (
     read_fields,
     with_fields,
 )
-from polyrhythm.plugins.pretrained.precision import computing_dtype
+from polyrhythm.plugins.pretrained.precision import Precision, computing_dtype
 from polyrhythm.plugins.vla.decoder import (
+    CAUSAL,
     TEXT_KEYS,
     Decoder,
+    additive,
     causal_mask,
     draw_unit_variance,
     gelu_mlp,
     mean_of,
     positions_of,
 )
-from polyrhythm.plugins.vla.flow_policy import FlowNetwork, FlowVlaSettings, Prefix
+from polyrhythm.plugins.vla.flow_policy import FlowNetwork, FlowPolicy, FlowVlaSettings, Prefix
 from polyrhythm.plugins.vla.groot_n1d5.action_head import (
     QWEN3,
     ActionHead,
@@ -45,6 +49,8 @@ from polyrhythm.plugins.vla.groot_n1d5.action_head import (
 )
 from polyrhythm.plugins.vla.input_plan import InputForm
 from polyrhythm.plugins.vla.input_settings import InputSizeSettings, OwnOrReleased
+from polyrhythm.plugins.vla.inputs import VlaInputs
+from polyrhythm.plugins.vla.prompts import PromptTable
 from polyrhythm.plugins.vla.vision import SiglipVisionModel, VisionSize, tower_keys, tower_seen
 from polyrhythm.specs import WeightSpec
 
@@ -91,17 +97,23 @@ class EagleModel(nn.Module):
         [B,N,3,side,side], tokens [B,L] with N x tokens placeholders per row -> [B,L,width]."""
         seen = self.image_features(images.flatten(0, 1), dtype).unflatten(0, images.shape[:2]).flatten(1, 2)
         place = tokens == self.image_token
-        number = (place.long().cumsum(dim=1) - 1).clamp(min=0).unsqueeze(2).expand(-1, -1, seen.shape[2])
+        number = (place.long().cumsum(dim=1) - 1).clamp(min=0)
+        first = torch.arange(0, seen.shape[0] * seen.shape[1], seen.shape[1], device=seen.device)
         words = self.language_model.lm_head(tokens).to(dtype)
-        return torch.where(place.unsqueeze(2), seen.gather(1, number), words)
+        # Whole rows are looked up: as `gather` would take numbers one by one, in the backward pass too.
+        at_places = functional.embedding(number + first.unsqueeze(1), seen.flatten(0, 1))
+        return torch.where(place.unsqueeze(2), at_places, words)
 
-    def forward(self, embedded: Tensor, present: Tensor) -> Tensor:
-        """Hidden states after the last norm [B,L,width] of embedded [B,L,width], present [B,L]. The attention of
-        padding is zero, as from flash attention. Positions count only present tokens, so left padding has no effect."""
-        positions = positions_of(present).clamp(min=0)
-        hidden, _ = self.language_model.model(embedded, positions, causal_mask(present))
-        assert isinstance(hidden, Tensor)
-        return hidden
+    def forward(self, embedded: Tensor, present: Tensor | None) -> Tensor:
+        """Hidden states after the last norm [B,L,width] of embedded [B,L,width], present [B,L], None for all. The
+        attention of padding is zero, as from flash attention. Positions count only present tokens, so left padding has
+        no effect."""
+        decoder = self.language_model.model
+        if present is None:
+            positions = torch.arange(embedded.shape[1], device=embedded.device).unsqueeze(0)
+            return decoder.hidden_of(None, embedded, positions, CAUSAL)
+        mask = additive(causal_mask(present), embedded.dtype, -math.inf)
+        return decoder.hidden_of(None, embedded, positions_of(present).clamp(min=0), mask)
 
 
 class Backbone(nn.Module):
@@ -112,7 +124,7 @@ class Backbone(nn.Module):
 
 #: Input with the backbone's hidden states, in place of images and words.
 _HIDDEN = "backbone_hidden"
-_VISIBLE = "visible"
+_VISIBLE, _LEADING = "visible", "leading_tokens"
 #: Raises a time such as 0.2, which is a little less in float32, above its bucket's edge.
 _EDGE = 1e-3
 
@@ -121,12 +133,16 @@ class GrootNetwork(FlowNetwork):
     """GR00T N1.5 as a `FlowNetwork`.
 
     inputs: images [B,N,3,side,side] float32 in -1..1, input_ids [B,L] int64 with one placeholder per image token,
-    attention_mask [B,L] bool, state [B,S] float32, embodiment_id [B] int64, visible [B,L] bool: the places that the
-    head reads, by default attention_mask. The release's head also reads padding, so its output depends on the length to
-    which prompts are padded; a prompt without padding does not have this effect.
+    attention_mask [B,L] bool, state [B,S] float32, visible [B,L] bool: the places that the head reads, by default
+    attention_mask; embodiment_id [B] int64, by default `embodiment` in all rows. The release's head also reads padding,
+    so its output depends on the length to which prompts are padded; a prompt without padding does not have this effect.
+
+    padded: prompts may have padding; hides: the head does not read it. Without, attention needs no mask.
     """
 
-    step_inputs = ("state", "embodiment_id")
+    step_inputs = ("state",)
+    embodiment = 0
+    padded = hides = True
 
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
@@ -167,42 +183,54 @@ class GrootNetwork(FlowNetwork):
         """The pass over images and language. Features are the mean over all places that the head reads."""
         seen, visible = self.features(inputs), _visible(inputs)
         keys_values = self.action_head.model.keys_values(seen)
-        pooled = mean_of(seen.float(), visible) if features else seen.new_empty(len(seen), 0, dtype=torch.float32)
-        return Prefix(keys_values, visible, pooled)
+        if not features:
+            return Prefix(keys_values, visible, seen.new_empty(len(seen), 0, dtype=torch.float32))
+        return Prefix(keys_values, visible, mean_of(seen.float(), visible) if self.hides else seen.float().mean(1))
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The backbone's features after the head's norm and self-attention [B,L,width]."""
         head, hidden = self.action_head, inputs.get(_HIDDEN)
         if hidden is None:
             hidden = self._hidden(inputs)
-        found: Tensor = head.vl_self_attention(head.vlln(hidden).to(hidden.dtype), _keys(_visible(inputs)))
+        mask = self._mask(_visible(inputs), hidden.dtype)
+        found: Tensor = head.vl_self_attention(head.vlln(hidden).to(hidden.dtype), mask)
         return found
 
     def _hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
         eagle = self.backbone.eagle_model
-        found: Tensor = eagle(eagle.embed(inputs["images"], inputs["input_ids"], self._dtype), inputs["attention_mask"])
+        present = inputs["attention_mask"] if self.padded else None
+        found: Tensor = eagle(eagle.embed(inputs["images"], inputs["input_ids"], self._dtype), present)
         return found
+
+    def _mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Attention mask over the visible places [B,P], equal for all queries: [B,1,1,P]; None if nothing is hidden."""
+        return additive(visible[:, None, None, :], dtype, -math.inf) if self.hides else None
 
     @property
     def _dtype(self) -> torch.dtype:
-        return computing_dtype(next(self.backbone.eagle_model.mlp1.parameters()))
+        weight = self.backbone.eagle_model.mlp1[0].weight
+        assert isinstance(weight, Tensor)
+        return computing_dtype(weight)
+
+    def step_constants(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """With the transformer's tokens before those of the actions."""
+        if _LEADING in inputs:
+            return inputs
+        embodiment = inputs.get("embodiment_id", self.embodiment)
+        return {**inputs, _LEADING: self.action_head.leading_tokens(inputs["state"], embodiment)}
 
     def velocity(self, prefix: Prefix, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        head, embodiment = self.action_head, inputs["embodiment_id"]
+        head, embodiment = self.action_head, inputs.get("embodiment_id", self.embodiment)
         bucket = (self.size.buckets * (1.0 - t) + _EDGE).long()
-        tokens = head.tokens(inputs["state"], x, bucket, embodiment)
-        hidden = head.model(tokens.to(self._dtype), bucket, prefix.keys_values, _keys(prefix.present))
+        leading = self.step_constants(inputs)[_LEADING]
+        tokens = torch.cat((leading, head.action_tokens(x, bucket, embodiment)), dim=1).to(self._dtype)
+        hidden = head.model(tokens, bucket, prefix.keys_values, self._mask(prefix.present, tokens.dtype))
         features = hidden[:, -self.horizon :].float()
         return -head.action_decoder(features, embodiment), features
 
 
 def _visible(inputs: Mapping[str, Tensor]) -> Tensor:
     return inputs[_VISIBLE] if _VISIBLE in inputs else inputs["attention_mask"]
-
-
-def _keys(visible: Tensor) -> Tensor:
-    """Attention mask over these places, equal for all queries: [B,P] -> [B,1,1,P]."""
-    return visible[:, None, None, :]
 
 
 _E = "backbone.eagle_model."
@@ -340,6 +368,14 @@ class GrootSettings(FlowVlaSettings):
     """The policy's name."""
     size: OwnOrReleased[GrootSizeSettings] = GrootSizeSettings()
     """Form of the network without a checkpoint; released: full size (2.4 billion parameters), for measurements."""
+
+    def policy(self, network: nn.Module, inputs: VlaInputs, precision: Precision) -> FlowPolicy:
+        assert isinstance(network, GrootNetwork)
+        plan = inputs.plan
+        assert isinstance(plan.prompts, PromptTable)
+        network.embodiment, network.padded = plan.embodiment, not plan.prompts.present.all()
+        network.hides = network.padded and not plan.padding_counts
+        return super().policy(network, inputs, precision)
 
     def input_form(self, size: GrootSize, source: Checkpoint | None) -> InputForm:  # noqa: ARG002 - all alike
         return InputForm(
