@@ -74,6 +74,7 @@ def test_the_update_behind_a_version_may_end_first_and_its_loss_is_made_good(
         assert ledger.rolled_back == 8
 
 
+@long(4, "a publication that hangs")
 def test_a_publication_that_hangs_while_nothing_else_is_to_do_is_the_loss_of_the_trainer(tmp_path: Path) -> None:
     """In lock-step the next update waits for it, so it is under way by itself."""
 

@@ -167,7 +167,7 @@ def test_what_a_station_says_while_it_hears_a_command_comes_without_a_unit_of_wo
 def test_nothing_comes_from_stations_that_have_nothing_to_do_and_a_wait_ends(hosting: Hosting) -> None:
     begin = time.monotonic()
     assert hosting.receive(0.05) is None
-    assert 0.05 <= time.monotonic() - begin < 5.0
+    assert 0.05 <= time.monotonic() - begin < 60.0
     assert hosting.receive(0.0) is None
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.long import long
 
 from polyrhythm.runtime.memory.prefixes import Prefixes, PrefixPool, PrefixSeat, frozen_checksum, row_specs
 from polyrhythm.runtime.memory.published import lock_file
@@ -288,5 +289,6 @@ def check_deaths(tmp_path: Path, device: str) -> None:
         assert asked(trainer) == "[True, False] [60.0, 0.0]"
 
 
+@long(5, "prefixes of dead processes; test_lent_prefixes.py kills one in a run")
 def test_prefixes_of_dead_generators_stay_and_pools_of_dead_trainers_are_not_used(tmp_path: Path) -> None:
     check_deaths(tmp_path, "cpu")

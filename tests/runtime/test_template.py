@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.long import long
 from tests.process.runs import PATIENCE_S, children, closed, config, gone, orphaned_folders
 from tests.runtime.scripted import DIES
 from tests.runtime.telling import LATE, TellingFactory
@@ -122,6 +123,7 @@ def test_one_station_alone_needs_no_template(tmp_path: Path, monkeypatch: pytest
         assert not told("s0.0")["forked"]
 
 
+@long(4, "three runs, whose server is killed")
 def test_a_server_that_is_kept_serves_the_next_run_until_it_ends(tmp_path: Path) -> None:
     """Those of the tests are kept: `shared_fork_servers`, in conftest."""
     found = []

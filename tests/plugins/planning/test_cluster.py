@@ -24,6 +24,7 @@ from polyrhythm.plugins.planning.profile import (
     Work,
     settings_digest,
 )
+from polyrhythm.plugins.virtual.clustersim.costs import parse_cost
 from polyrhythm.plugins.virtual.simulate import simulate
 
 _GB = 10**9
@@ -209,6 +210,30 @@ def test_ranks_share_the_memory_of_a_micro_batch() -> None:
     assert one["trainer"] == 4 * _GB + 256 * _GB // 10
     assert eight["trainer"] == 4 * _GB + 64 * _GB // 10  # 32 and √32 more: the next measured amount is 64
     assert one["generator"] == eight["generator"]
+
+
+def test_samples_take_the_time_of_their_simulator() -> None:
+    config = recipe(
+        "batching.type=lockstep", "rollout.sharding=whole", "freshness.max_lag=0", "freshness.on_update=drain"
+    )
+    settings = cluster_settings(profile_of(config), config, versions=10)
+    (simulator,) = settings.simulators
+    longer = settings.model_copy(update={"simulators": (simulator.model_copy(update={"sample": parse_cost("3ms")}),)})
+    seconds = [simulate(one)["virtual_s"] for one in (settings, longer)]
+    assert seconds[1] - seconds[0] == pytest.approx(10 * 16 * 3e-3, rel=0.01)
+
+
+def test_in_one_thread_passes_wait_for_a_unit_of_work() -> None:
+    """The batching's time limit is over before the other slot's step is; so a pass takes both slots' rows only if the
+    conductor, as in a run, has its turn after the step."""
+    config = recipe("launcher=inline", "batching.max_wait_ms=1")
+    settings = cluster_settings(profile_of(config), config)
+    rows = [
+        simulate(settings.model_copy(update={"sharing": sharing}))["requests"]["rows_per_batch"]
+        for sharing in (settings.sharing, "exclusive")
+    ]
+    assert rows[0] > 14
+    assert rows[1] < 12
 
 
 @pytest.mark.parametrize(("busy", "slower"), [(1.0, 2.0), (0.5, 1.5), (0.1, 1.1)])

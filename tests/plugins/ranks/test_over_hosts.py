@@ -55,7 +55,8 @@ def test_a_run_with_shards_within_hosts_is_that_of_one_rank(pool: RankPool, host
     assert distance(one["weights"], policy_of("toy").state_dict()) > 0.01
 
 
-@pytest.mark.parametrize("train", [pytest.param("expert", marks=long(5, "an expert's blocks, in two ways")), "lora"])
+@long(5, "blocks on four ranks of two hosts")
+@pytest.mark.parametrize("train", ["expert", "lora"])
 def test_blocks_with_shards_within_hosts_have_the_gradients_of_one_rank(pool: RankPool, train: str) -> None:
     """Also where they are in host memory. The expert has gradients that are all rounding, from which Adam takes whole
     steps, on any number of ranks."""

@@ -77,7 +77,7 @@ def test_rank_0_says_which_ranks_came_in_time(came: tuple[int, ...], words: str,
     assert said.startswith(f"of 3 ranks only {words} came in time (supervision.start_s), not {others}; its log says")
     assert f"has to reach {HERE}:" in said
     assert "NCCL_SOCKET_IFNAME" in said
-    assert time.monotonic() - begin < 10.0
+    assert time.monotonic() - begin < 30.0
 
 
 def test_without_rank_0_the_others_say_so_a_little_later(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def wait_until(holds: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
+@long(7, "a run with a daemon; the others here start it without one")
 def test_a_run_starts_the_daemon_for_its_stations_and_ends_it(
     tmp_path: Path, program: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

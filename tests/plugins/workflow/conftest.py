@@ -53,11 +53,10 @@ TCP = pytest.param("local-tcp", marks=long(2, "messages by TCP"))
 HOSTS = pytest.param("hosts", marks=long(4, "a host for each worker"))
 every = pytest.mark.parametrize("make", ["inline", "inline-lease", "local", LEASE, TCP, HOSTS, RAY], indirect=True)
 isolated = pytest.mark.parametrize("make", ["local", LEASE, HOSTS, RAY], indirect=True)
-#: The same with TCP and hosts in the usual tests.
+#: The same with hosts in the usual tests.
 every_way = pytest.mark.parametrize(
-    "make", ["inline", "inline-lease", "local", LEASE, "local-tcp", "hosts", RAY], indirect=True
+    "make", ["inline", "inline-lease", "local", LEASE, TCP, "hosts", RAY], indirect=True
 )
-isolated_or_apart = pytest.mark.parametrize("make", ["local", LEASE, "hosts", RAY], indirect=True)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.long import long
-from tests.plugins.workflow.conftest import Make, every, isolated, isolated_or_apart
+from tests.plugins.workflow.conftest import Make, every, isolated
 from tests.plugins.workflow.workers import Consumer, Echo, Producer
 from tests.process.runs import PATIENCE_S, ROOT, children, orphaned_folders
 
@@ -22,7 +22,7 @@ from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.workflow import WorkerFailed, Workflow, WorkflowError
 
 
-@isolated_or_apart
+@isolated
 def test_a_killed_worker_is_named_to_whoever_waits_for_another(make: Make) -> None:
     with make() as work:
         echo, items = work.group("echo", Echo, 3), work.channel("items", 1)

@@ -161,7 +161,8 @@ class NoRoom:
         return Changes([], {"b": self._leaving} if self.lost else {}, [])
 
 
-@pytest.mark.parametrize("moves", [False, pytest.param(True, marks=long(3, "one that moves"))])
+@long(3, "a station without room, told to leave")
+@pytest.mark.parametrize("moves", [False, True])
 def test_one_that_speaks_while_its_station_waits_for_room_is_refused_too(moves: bool, tmp_path: Path) -> None:
     """No successor is there yet, and what it says, its pool and the conductor no longer know."""
     started: list[OutOfReach] = []

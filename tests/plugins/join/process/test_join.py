@@ -246,7 +246,7 @@ def test_a_broken_link_comes_back_and_no_ticket_is_lost(tmp_path: Path, caplog: 
     assert f"{words} join.reconnect_s = 20" in caplog.text
 
 
-@pytest.mark.slow
+@long(4, "a link that stays broken")
 def test_a_link_that_stays_broken_loses_the_simulator_and_it_joins_again(tmp_path: Path) -> None:
     with opened(tmp_path, join={"reconnect_s": 1.0}) as (pipeline, port), link_to(port) as link:
         joining = Joining(tmp_path, link.port)
