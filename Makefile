@@ -18,7 +18,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests that mostly wait, for processes that they start; those that mostly compute run beside them. A folder that is
 # named to pytest, or is among its testpaths, is not ignored.
 WAITING := tests/process tests/runtime tests/plugins/workflow tests/plugins/cluster tests/plugins/ranks \
-	tests/plugins/sharing tests/plugins/lerobot tests/cli bench/tests/test_gpu.py bench/tests/test_chaos.py \
+	tests/plugins/sharing tests/plugins/lerobot tests/plugins/language tests/plugins/trackers tests/cli \
+	bench/tests/test_gpu.py bench/tests/test_chaos.py \
 	$(filter-out tests/plugins/cluster/process,$(wildcard tests/plugins/*/process))
 # Of the core alone, so that both sessions take as long.
 CORE_WAITING := tests/process tests/runtime tests/cli

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from polyrhythm.plugins.hardware.processor import (
@@ -22,5 +23,9 @@ _PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 def pss_mb() -> float:
     """Proportional set size of the family: a page shared by n processes counts 1/n for each (Linux)."""
-    pages = [Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii") for process in family()]
-    return sum(int(found[1]) for text in pages if (found := _PSS.search(text))) / 1e3
+    kilobytes = 0
+    for process in family():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+            kilobytes += int(found[1]) if (found := _PSS.search(text)) else 0
+    return kilobytes / 1e3

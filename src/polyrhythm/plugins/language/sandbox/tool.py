@@ -156,13 +156,13 @@ class PythonTool:
             data = call.socket.recv(4096)
             written = os.pread(call.output, most + 1, 0)
         except TimeoutError as error:
-            with self._lock:
-                if self._server is not None and self._server[0] is call.server:
-                    self._end()
+            self._give_up(call.server)
             words = f"its process says nothing, {self._patience_s:g} s after the call should have ended"
             raise SandboxLost(f"the sandbox of the Python tool: {words}") from error
         finally:
             self.drop(call)
+        if not data:
+            self._give_up(call.server)  # while it ends, it may still take calls
         told = json.loads(data) if data else {"lost": "its process ended"}
         if "lost" in told:
             raise SandboxLost(f"the sandbox of the Python tool: {told['lost']}")
@@ -195,6 +195,12 @@ class PythonTool:
                     if last:
                         raise SandboxLost(f"the sandbox of the Python tool cannot be reached: {error}") from error
         raise AssertionError("the last try returns or raises")
+
+    def _give_up(self, server: subprocess.Popen[bytes]) -> None:
+        """Kill this server, unless another has taken its place."""
+        with self._lock:
+            if self._server is not None and self._server[0] is server:
+                self._end()
 
     def _end(self) -> None:
         if self._server is not None:
