@@ -28,7 +28,7 @@ from polyrhythm.pipeline.placed import Kind as PlacedKind
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.plugins.hardware.processor import others_cores, read_cpu
-from polyrhythm.plugins.planning.cluster import mini_batch, update_seconds
+from polyrhythm.plugins.planning.costs import mini_batch, update_seconds
 from polyrhythm.plugins.planning.profile import Episodes, Kind, Profile, StationProfile, Work, WorkName
 from polyrhythm.plugins.planning.timers import Rounds, Unit, UnitTimer, longer_than_alone
 from polyrhythm.plugins.planning.timing import core_wait_s, timing_of
