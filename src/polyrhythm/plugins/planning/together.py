@@ -165,7 +165,8 @@ def _with_units(
     quiet, busy = ([unit for unit in units if unit.trains is trains] for trains in (False, True))
     counted = quiet if beside and station.device != CPU else units  # cores have no other simulated slow-down
     if len(counted) < _FEW:
-        left_out.append(f"{kind}: its handover, as the run had {len(counted)} units of its work without an update")
+        when = " without an update" if counted is quiet else ""
+        left_out.append(f"{kind}: its handover, as the run had {len(counted)} units of its work{when}")
         return station
     longer = longer_than_alone(counted)
     works = {**station.works, "handover": Work(timings=(timing_of(0, [longer.unit_s]),))}
@@ -174,7 +175,8 @@ def _with_units(
     if not beside:
         return station.model_copy(update={"works": works})
     if min(len(busy), len(quiet)) < _FEW:
-        left_out.append(f"{kind}: beside the trainer, as the run had {len(busy)} units of its work in an update")
+        found = f"{len(busy)} units of its work in an update, {len(quiet)} without"
+        left_out.append(f"{kind}: beside the trainer, as the run had {found}")
         return station.model_copy(update={"works": works})
     factor = median(x.seconds for x in busy) / max(1e-9, median(x.seconds for x in quiet))
     # Batches may be larger in one of the two.
