@@ -26,10 +26,10 @@ _SEEDS = 32
 
 @contextmanager
 def open_simulator(parts: RunParts, left_out: list[str]) -> Iterator[MeasuredSimulator]:
-    before = held_on(CPU)
+    found, before = Measurements(), held_on(CPU)
     env = env_settings(parts.config).build(parts.config.rollout.rows)
     try:
-        yield MeasuredSimulator(parts, GuardedEnv(env), before, left_out)
+        yield MeasuredSimulator(parts, GuardedEnv(env), found, before, left_out)
     except EnvFault as fault:
         raise RunHalted(
             f"profile: {fault}{fault.place}; fix the environment (`polyrhythm check` tries its whole contract)"
@@ -41,8 +41,8 @@ def open_simulator(parts: RunParts, left_out: list[str]) -> Iterator[MeasuredSim
 class MeasuredSimulator:
     """One env batch, whose rows step with the policy's actions and begin anew where an episode ends."""
 
-    def __init__(self, parts: RunParts, env: GuardedEnv, before: int, left_out: list[str]) -> None:
-        self._parts, self._env, self._before, self._left_out = parts, env, before, left_out
+    def __init__(self, parts: RunParts, env: GuardedEnv, found: Measurements, before: int, left_out: list[str]) -> None:
+        self._parts, self._env, self._found, self._before, self._left_out = parts, env, found, before, left_out
         config, spec = parts.config, parts.spec
         settings = step_settings(config, parts.form.chunk, whole=bool(spec.chunk))
         settings.check(spec)
@@ -52,7 +52,6 @@ class MeasuredSimulator:
         self._steps = np.zeros(env.rows, np.int64)  # chunk steps
         self._seed, self._turn = 0, 0
         self._arrays = {name: np.zeros((env.rows, *a.shape), a.dtype) for name, a in spec.observation.items()}
-        self._found = Measurements()
 
     def observe(self) -> None:
         """Begin an episode in each row, and keep the observations as those of passes and samples."""
