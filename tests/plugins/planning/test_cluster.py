@@ -4,16 +4,11 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.plugins.planning.cluster import (
-    CORES,
-    cluster_settings,
-    device_memory,
-    mini_batch,
-    station_memory,
-    update_seconds,
-)
+from polyrhythm.plugins.planning.cluster import CORES, cluster_settings
+from polyrhythm.plugins.planning.costs import mini_batch, update_seconds
 from polyrhythm.plugins.planning.from_run import profile_of as profile_of_run
 from polyrhythm.plugins.planning.from_run import updated
+from polyrhythm.plugins.planning.memory import device_memory, station_memory
 from polyrhythm.plugins.planning.profile import (
     Episodes,
     Kind,

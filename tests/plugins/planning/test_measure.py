@@ -1,4 +1,5 @@
 import json
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,18 @@ def test_work_that_sleeps_takes_no_core(monkeypatch: pytest.MonkeyPatch) -> None
     sleeping = profile.model_copy(update={"stations": {**profile.stations, "simulator": simulator}})
     shares = [cluster_settings(one, config).simulators[0].occupies for one in (profile, sleeping)]
     assert shares[1] == pytest.approx(asleep.awake * shares[0])
+
+
+def test_work_that_a_child_may_do_is_awake() -> None:
+    """Only a child that the work has started: others, such as a server of earlier runs, do none of it."""
+    for earlier in (True, False):
+        found = None if earlier else Measurements(cold=False)
+        with subprocess.Popen(["sleep", "60"]) as child:
+            found = found or Measurements(cold=False)
+            with found.time("step", 1):
+                time.sleep(0.01)
+            assert (found.awake < 0.5) is earlier
+            child.kill()
 
 
 def test_a_recipe_is_simulated_with_its_profile(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:

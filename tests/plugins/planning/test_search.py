@@ -246,9 +246,7 @@ def test_the_first_judged_have_different_seats() -> None:
     assert varied([*same, other], 3) == [same[0], other, same[1]]
 
 
-@pytest.mark.parametrize(
-    "seed", [*(pytest.param(seed, marks=long(5, "another problem")) for seed in (1, 11)), 13]
-)
+@pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=long(5, "another problem")) for seed in (1, 11)), 13])
 def test_little_is_missed_of_the_best_of_all(seed: int) -> None:
     """Of 60 seeds: bench/results/plan.md."""
     problem = placements.problem(seed)

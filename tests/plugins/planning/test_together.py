@@ -49,6 +49,19 @@ def test_what_a_run_adds_is_the_handover() -> None:
     assert "generator: beside the trainer" in " ".join(found.left_out)
 
 
+@pytest.mark.parametrize(
+    ("trains", "counts"), [(True, "in an update, 0 without"), (False, "0 units of its work in an")]
+)
+def test_what_a_run_had_too_few_units_of_is_said(trains: bool, counts: str) -> None:
+    timer = unit_timer(profile_of(CONFIG))
+    if trains:
+        timer.on_decision(0.0, records.Wake(), [records.StartUpdate("trainer", 0, 0, (1,), ("1",))])
+    cycles(timer, 0.0, 20, longer=1.0)
+    found = with_run(profile_of(CONFIG), CONFIG, timer)
+    (sentence,) = (one for one in found.left_out if one.startswith("generator: beside the trainer"))
+    assert counts in sentence
+
+
 def test_samples_are_told_from_steps() -> None:
     units = [Unit(1e-3 + 2e-4 * n + 5e-4, 1e-3, samples=n) for n in (0, 3, 1, 0, 2)]
     assert longer_than_alone(units) == pytest.approx((5e-4, 2e-4))

@@ -28,7 +28,7 @@ from polyrhythm.plugins.advice.findings import Change, Effect, Finding, worthwhi
 from polyrhythm.plugins.advice.measures import Line
 from polyrhythm.plugins.advice.order import DRIFTS, with_setting
 from polyrhythm.plugins.advice.speed import more
-from polyrhythm.plugins.planning.cluster import mini_batch, sample_steps
+from polyrhythm.plugins.planning.costs import mini_batch, sample_steps
 from polyrhythm.plugins.planning.from_run import measured_updates, profile_of, updated
 from polyrhythm.plugins.planning.judge import Length, predict
 from polyrhythm.plugins.planning.profile import Kind, Profile, WorkName, load_profile

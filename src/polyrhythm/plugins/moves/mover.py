@@ -41,7 +41,10 @@ PAUSE, BARRED = 30, 40
 #: Publications in a row at which a changed time must be seen.
 DRIFTED = 2
 #: Reasons of a lost station that speak of memory: errors of Python, CUDA and its libraries, and the kernel's signal.
-_NO_MEMORY = re.compile("out of memory|outofmemory|memoryerror|alloc|sigkill", re.IGNORECASE)
+_NO_MEMORY = re.compile(
+    "out of memory|outofmemory|not enough memory|allocate memory|memoryerror|bad_alloc|alloc_failed|sigkill",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)

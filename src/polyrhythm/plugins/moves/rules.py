@@ -67,7 +67,7 @@ def move_rules(
 def moves_found(context: CheckContext) -> Result:
     """What memory allows to be moved; a note on moves that do not fit into what is free now."""
     config = context.config
-    if not config.placement.moves or not context.trainer or not context.sized:
+    if not context.trainer or not context.sized:
         return ()
     placed = place(config)
     able = move_rules(config, placed, context.spec, _unlimited)

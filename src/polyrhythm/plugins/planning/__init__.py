@@ -2,7 +2,7 @@
 
 profile     the file of measured times and memory: begin reading here
 measure     makes it: the stations `alone`, then `together` in a short run; `from_run`: from a run's own metrics
-cluster     the simulated cluster of a recipe, with the costs of a profile
+cluster     the simulated cluster of a recipe, with the `costs` of a profile; `memory`: of its stations and devices
 arrangement what a placement decides, as settings of a recipe
 judge       predicts one by the real scheduler on the simulated cluster
 judging     judges many, on several cores

@@ -12,8 +12,9 @@ from functools import cached_property
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.base import traits_of
 from polyrhythm.plugins.planning.arrangement import Arrangement, arranged
-from polyrhythm.plugins.planning.cluster import sample_steps, share_beside, station_memory, update_seconds
+from polyrhythm.plugins.planning.costs import sample_steps, share_beside, update_seconds
 from polyrhythm.plugins.planning.judge import HOST, host_memory, why_over
+from polyrhythm.plugins.planning.memory import station_memory
 from polyrhythm.plugins.planning.profile import Kind, Profile, StationProfile, WorkName
 from polyrhythm.runtime.devices import CPU, Devices
 from polyrhythm.specs import EnvSpec

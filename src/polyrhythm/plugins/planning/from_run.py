@@ -199,7 +199,7 @@ def _rollout(points: Points, config: RunConfig, lines: Sequence[Line], chunk: fl
 
 def _updates(points: Points, config: RunConfig, lines: Sequence[Line], ranks: int) -> None:
     """Targets, micro-batches and optimizer steps of the updates, of a rank."""
-    from polyrhythm.plugins.planning.cluster import mini_batch
+    from polyrhythm.plugins.planning.costs import mini_batch
 
     training, trainer = config.training, points["trainer"]
     for line in lines:
@@ -228,7 +228,7 @@ def _work(points: Sequence[tuple[float, float]]) -> Work:
 
 def _busy(found: Profile, config: RunConfig) -> dict[Kind, float]:
     """Shares of the run in which its trainer and a generator worked, by its own measurements; 1 if it has no rate."""
-    from polyrhythm.plugins.planning.cluster import sample_steps, update_seconds
+    from polyrhythm.plugins.planning.costs import sample_steps, update_seconds
 
     training, generator = config.training, found.stations["generator"].works
     steps = training.batch_size * sample_steps(found, config)

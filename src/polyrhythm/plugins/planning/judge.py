@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from polyrhythm.conductors import build_conductor
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.plugins.planning.cluster import CORES, MeasuredCost, cluster_settings, device_memory, sample_steps
+from polyrhythm.plugins.planning.cluster import CORES, cluster_settings
+from polyrhythm.plugins.planning.costs import MeasuredCost, sample_steps
+from polyrhythm.plugins.planning.memory import device_memory
 from polyrhythm.plugins.planning.profile import Profile
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster, summarise
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost

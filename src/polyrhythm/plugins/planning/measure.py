@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.plugins.planning.alone import Alone
+from polyrhythm.plugins.planning.alone import measure_alone
+from polyrhythm.plugins.planning.alone_parts import RunParts
 from polyrhythm.plugins.planning.cluster import cluster_settings
 from polyrhythm.plugins.planning.profile import Profile, settings_digest, this_machine
 from polyrhythm.plugins.planning.together import measure_together
@@ -38,19 +39,19 @@ def measure(config: RunConfig, minutes: float) -> Profile:
     begin, seconds = time.monotonic(), 60.0 * minutes
     together_s = (1 - _ALONE) * seconds
     runs = together_s >= _SHORTEST_RUN_S and not config.join.simulators
-    alone = Alone(config)
-    stations, left_out = alone.stations(begin + (_ALONE if runs else 1.0) * seconds)
+    parts = RunParts(config)
+    stations, left_out = measure_alone(parts, begin + (_ALONE if runs else 1.0) * seconds)
     profile = Profile(
         recipe=config.name,
         settings=settings_digest(config),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=this_machine(),
-        episodes=alone.episodes(),
-        weights=alone.weights.nbytes,
+        episodes=parts.episodes(),
+        weights=parts.weights.nbytes,
         stations=stations,
         left_out=tuple(left_out),
     )
-    del alone
+    del parts
     if profile.machine.devices:  # else the run's processes have less memory than on their own
         import torch
 

@@ -19,7 +19,7 @@ from polyrhythm.config.sections.rollout import LimitedBatching
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, arrangement_of
-from polyrhythm.plugins.planning.cluster import refuse_incomplete
+from polyrhythm.plugins.planning.costs import refuse_incomplete
 from polyrhythm.plugins.planning.estimate import Estimator
 from polyrhythm.plugins.planning.graph import graph_of_run
 from polyrhythm.plugins.planning.judge import FULL, HOST, SHORT, Length, Prediction, host_memory, why_over

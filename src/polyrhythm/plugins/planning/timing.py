@@ -44,6 +44,7 @@ class Measurements:
         self._times: dict[tuple[WorkName, int], list[tuple[float, bool]]] = {}
         self._memory: dict[tuple[WorkName, int], int] = {}
         self._worked = self._computed = 0.0
+        self._others = {*psutil.Process().children()}
 
     @contextmanager
     def time(self, name: WorkName, amount: int) -> Iterator[None]:
@@ -61,8 +62,9 @@ class Measurements:
 
     @property
     def awake(self) -> float:
-        """Share of the time in which this process computed; 1 if it has children, which may do its work."""
-        if psutil.Process().children() or self._worked <= 0:
+        """Share of the time in which this process computed; 1 if it has children that are newer than this, as they may
+        do its work."""
+        if {*psutil.Process().children()} - self._others or self._worked <= 0:
             return 1.0
         return min(1.0, max(_LEAST_AWAKE, self._computed / self._worked))
 

@@ -28,7 +28,7 @@ from polyrhythm.pipeline.placed import Kind as PlacedKind
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.plugins.hardware.processor import others_cores, read_cpu
-from polyrhythm.plugins.planning.cluster import mini_batch, update_seconds
+from polyrhythm.plugins.planning.costs import mini_batch, update_seconds
 from polyrhythm.plugins.planning.profile import Episodes, Kind, Profile, StationProfile, Work, WorkName
 from polyrhythm.plugins.planning.timers import Rounds, Unit, UnitTimer, longer_than_alone
 from polyrhythm.plugins.planning.timing import core_wait_s, timing_of
@@ -165,7 +165,8 @@ def _with_units(
     quiet, busy = ([unit for unit in units if unit.trains is trains] for trains in (False, True))
     counted = quiet if beside and station.device != CPU else units  # cores have no other simulated slow-down
     if len(counted) < _FEW:
-        left_out.append(f"{kind}: its handover, as the run had {len(counted)} units of its work without an update")
+        when = " without an update" if counted is quiet else ""
+        left_out.append(f"{kind}: its handover, as the run had {len(counted)} units of its work{when}")
         return station
     longer = longer_than_alone(counted)
     works = {**station.works, "handover": Work(timings=(timing_of(0, [longer.unit_s]),))}
@@ -174,7 +175,8 @@ def _with_units(
     if not beside:
         return station.model_copy(update={"works": works})
     if min(len(busy), len(quiet)) < _FEW:
-        left_out.append(f"{kind}: beside the trainer, as the run had {len(busy)} units of its work in an update")
+        found = f"{len(busy)} units of its work in an update, {len(quiet)} without"
+        left_out.append(f"{kind}: beside the trainer, as the run had {found}")
         return station.model_copy(update={"works": works})
     factor = median(x.seconds for x in busy) / max(1e-9, median(x.seconds for x in quiet))
     # Batches may be larger in one of the two.

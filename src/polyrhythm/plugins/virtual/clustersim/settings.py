@@ -162,9 +162,9 @@ class GeneratorGroup(StationGroup):
     `serve` for its rows. 0: no limit.
 
     For answers of several tokens: prefill: cost of reading prompts, per row, during which nothing is decoded; decode:
-    of a decode step, per row that has not ended. A pass lasts until its longest answer has ended; under
-    `scheduler.batching: streams` each answer ends by itself, `serve` is not used, and `context` is what a decode step
-    costs more for each token that such rows have so far, whose keys and values it reads.
+    of a decode step, per row that has not ended; context: mean cost that each token which such rows have so far adds to
+    a decode step, as it reads their keys and values. A pass lasts until its longest answer has ended; under
+    `scheduler.batching: streams` each answer ends by itself, and `serve` is not used.
 
     `scheduler.evaluator` names the generator with the second copy of the weights, for background evaluations;
     `scheduler.evaluator_only` reserves it for them.
