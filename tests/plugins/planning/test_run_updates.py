@@ -70,6 +70,7 @@ def test_a_profile_that_a_run_updates_predicts_the_run(
     assert main(["profile", str(run), "--update", str(path)]) == 0
     assert simulated(path, capsys) == pytest.approx(measured, rel=0.03)
     after = load_profile(path)
+    assert after.simulated == pytest.approx(after.rate, rel=0.03), "which a plan says of its predictions"
     amounts = [[timing.amount for timing in one.stations["simulator"].works["step"].timings] for one in (before, after)]
     assert amounts[0] == amounts[1], "the amounts that a run does not have stay"
     assert after.others_cores == pytest.approx(0.5 * before.machine.cores)

@@ -197,11 +197,13 @@ class RunTimer(Observer):
         """Of passes the least-squares line over what they sleep, unless that is always the same."""
         passes, base = self.units.passes, self._infer.base.mean
         slept, longer = [unit.expected for unit in passes], [unit.seconds - unit.expected for unit in passes]
+        # Where samples begin, a step takes that besides; with episodes of one chunk step they always do.
+        steps = [unit for unit in self.units.steps if not unit.samples] or self.units.steps
         slope = linear_regression(slept, longer).slope if max(slept) - min(slept) > self._infer.per_unit / 2 else 0.0
         return StageOverhead(
             pass_s=fmean(longer) - slope * (fmean(slept) - base),
             row_s=slope * self._infer.per_unit,
-            step_s=fmean(unit.seconds - unit.expected for unit in self.units.steps if not unit.samples),
+            step_s=fmean(unit.seconds - unit.expected for unit in steps),
             **{name: fmean(own) for name, own in self._exchanges.items()},
         )
 

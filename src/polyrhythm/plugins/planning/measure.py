@@ -60,12 +60,12 @@ def measure(config: RunConfig, minutes: float) -> Profile:
         why = "simulators that join are not here" if config.join.simulators else "the time is too short for it"
         return _without(profile, f"the stations together: {why}; give more --minutes")
     try:
-        return _simulated(measure_together(config, profile, begin + seconds), config)
+        return with_simulated_rate(measure_together(config, profile, begin + seconds), config)
     except PolyrhythmError as error:
         return _without(profile, f"the stations together: {error}")
 
 
-def _simulated(profile: Profile, config: RunConfig) -> Profile:
+def with_simulated_rate(profile: Profile, config: RunConfig) -> Profile:
     """The profile with the rate of the simulated cluster for the run of these settings."""
     try:
         found = simulate(cluster_settings(profile, config))

@@ -41,8 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_run(arguments: argparse.Namespace) -> tuple[Profile, Path]:
-    from polyrhythm.observe.run_folder import find_run
+    from polyrhythm.config.load import load_config
+    from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
     from polyrhythm.plugins.planning.from_run import PROFILE_FILE, from_run
+    from polyrhythm.plugins.planning.measure import with_simulated_rate
     from polyrhythm.plugins.planning.profile import load_profile
 
     folder = Path(arguments.recipe)
@@ -51,6 +53,8 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Profile, Path]:
         raise ConfigError(f"profile {folder}: {what} is for a recipe, and this is a run's folder; leave it out")
     before = load_profile(arguments.update) if arguments.update is not None else None
     profile = from_run(folder, before)
+    if before is not None:
+        profile = with_simulated_rate(profile, load_config(find_run(folder) / CONFIG_FILE))
     return profile, _writable(arguments.out or arguments.update or find_run(folder) / PROFILE_FILE)
 
 
