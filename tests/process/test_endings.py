@@ -89,7 +89,7 @@ def test_the_first_signal_finishes_the_update_saves_and_stops(number, tmp_path, 
     "number",
     [
         pytest.param(signal.SIGINT, marks=long(10, "SIGINT to all processes")),
-        pytest.param(signal.SIGTERM, marks=long(10, "SIGTERM to all processes")),
+        signal.SIGTERM,
         pytest.param(signal.SIGHUP, marks=long(10, "SIGHUP to all processes")),
     ],
 )

@@ -68,11 +68,7 @@ class HopefulConductor(MovingConductor):
             *("stations/micro_batch_steps", 8.0, "micro_batch_steps 8 → "),
             marks=long(4, "updates that change their micro-batches"),
         ),
-        pytest.param(
-            {"placement": {"sharing": "lease"}} | ONE,
-            *("stations/together", 0.0, "sharing lease → share"),
-            marks=long(4, "updates that share a lease"),
-        ),
+        ({"placement": {"sharing": "lease"}} | ONE, "stations/together", 0.0, "sharing lease → share"),
     ],
 )
 def test_a_run_with_moves_trains_all_samples_and_shows_what_is_in_force(
