@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.long import skip_long
 
 from polyrhythm.envs.mujoco import RenderingUnavailable, choose_gl_backend
 from polyrhythm.errors import MissingError
@@ -27,6 +28,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_long(items)
 
 
 @pytest.fixture(scope="session", autouse=True)

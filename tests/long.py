@@ -16,6 +16,13 @@ def tries(usual: int, long: int) -> int:
 
 
 def long(seconds: int, what: str) -> pytest.MarkDecorator:
-    """Skips a test of about so many CPU seconds, with what it is about, unless LONG_TESTS is set."""
-    reason = f"{what}: about {seconds} s of CPU; LONG_TESTS=1 runs it"
-    return pytest.mark.skipif(not LONG_TESTS, reason=reason)
+    """Marks a test of about so many CPU seconds, with what it is about; `pytest -m long` selects these alone."""
+    return pytest.mark.long(seconds, what)
+
+
+def skip_long(items: list[pytest.Item]) -> None:
+    """Skip them, with their reasons, unless LONG_TESTS is set: `pytest_collection_modifyitems` of a conftest.py."""
+    for item in items:
+        if not LONG_TESTS and (mark := item.get_closest_marker("long")) is not None:
+            seconds, what = mark.args
+            item.add_marker(pytest.mark.skip(reason=f"{what}: about {seconds} s of CPU; LONG_TESTS=1 runs it"))

@@ -105,8 +105,9 @@ run_one() {
         lerobot) make_lerobot && tests_of lerobot tests/plugins/lerobot/test_with_lerobot.py ;;
         trackers) make_trackers && tested trackers offline "$POLYRHYTHM_ENVS/trackers/bin/python" -m pytest -rs tests/plugins/trackers ;;
         long)
+            tested long env LONG_TESTS=1 "$bin/pytest" -rs -m long tests bench/tests
             # shellcheck disable=SC2046
-            tested long env LONG_TESTS=1 "$bin/pytest" -rs $(grep -rl --include='test_*.py' 'from tests.long import' tests bench/tests)
+            tested "random examples" env LONG_TESTS=1 "$bin/pytest" -rs $(grep -rlE --include='test_*.py' 'tests\.long import.*\btries\b' tests)
             ;;
         rows) tested rows "$bin/pytest" -rs tests/plugins/simulators/process/test_paper_rows.py ;;
         *) echo "$1: one of $all" >&2 && false ;;
