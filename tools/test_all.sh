@@ -107,7 +107,7 @@ run_one() {
         long)
             tested long env LONG_TESTS=1 "$bin/pytest" -rs -m long tests bench/tests
             # shellcheck disable=SC2046
-            tested "random examples" env LONG_TESTS=1 "$bin/pytest" -rs $(grep -rlE --include='test_*.py' 'tests\.long import.*\btries\b' tests)
+            tested examples env LONG_TESTS=1 "$bin/pytest" -rs $(grep -rlE --include='test_*.py' 'tests\.long import.*\btries\b' tests)
             ;;
         rows) tested rows "$bin/pytest" -rs tests/plugins/simulators/process/test_paper_rows.py ;;
         *) echo "$1: one of $all" >&2 && false ;;
