@@ -156,6 +156,30 @@ def test_a_missing_profile_says_how_to_make_one(
     assert "there is no latency.profile.json; measure it with `polyrhythm profile latency`" in capsys.readouterr().err
 
 
+@pytest.fixture
+def own_recipe(here: Path) -> list[str]:
+    """The words of a plan for a recipe that is a file in another folder."""
+    (here / "my own").mkdir()
+    (here / "my own" / "one.yaml").write_text("extends: latency\n", encoding="utf-8")
+    return ["plan", "my own/one.yaml", "--gpus", "1", *RECIPE, *SMALL]
+
+
+def test_remedies_name_a_recipe_as_it_was_given(own_recipe: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = own_recipe
+    assert main(words) != 0
+    told = capsys.readouterr().err
+    assert "there is no one.profile.json; measure it with `polyrhythm profile 'my own/one.yaml'`" in told
+    words += ["--profile", "latency.profile.json"]
+    assert main([*words, "env.action_dim=5"]) != 0
+    assert "measure this one with `polyrhythm profile 'my own/one.yaml'`" in capsys.readouterr().err
+
+
+@long(2, "a search")
+def test_the_command_names_a_recipe_as_it_was_given(own_recipe: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*own_recipe, "--profile", "latency.profile.json"]) == 0
+    assert "polyrhythm train 'my own/one.yaml' " in capsys.readouterr().out
+
+
 def test_devices_by_node() -> None:
     assert parse_devices("8", None).nodes == (("", 8),)
     assert parse_devices("8", 2).nodes == (("node-0", 4), ("node-1", 4))
