@@ -88,7 +88,7 @@ REFUSED = {
     "GPUs do not divide": (["--gpus", "3", "--nodes", "2"], "does not divide by --nodes = 2; write --gpus 2,1"),
     "two numbers of nodes": (["--gpus", "2,2", "--nodes", "3"], "--gpus = 2,2 names 2 nodes; leave --nodes out"),
     "no such file": (["--gpus", "1", "--profile", "none.json"], "'none.json' is not a file; measure one with"),
-    "nodes without GPUs": (["--nodes", "2"], "--nodes is for --gpus; leave it out"),
+    "nodes without GPUs": (["--nodes", "2"], "--nodes is for --gpus; add --gpus N, or leave it out"),
     "streams": (["--gpus", "1", "batching.type=streams"], "a profile has passes, not streams"),
     "another recipe": (["--gpus", "1", "env.action_dim=5"], "whose env differs from this one's; measure this one with"),
 }
