@@ -33,6 +33,11 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in recipes_folder().glob("*.yaml"))
 
 
+def recipe_word(name: str) -> str:
+    """What a command calls a recipe of which only the name is known: that of a file's path is not enough."""
+    return name if name in recipe_names() else "RECIPE"
+
+
 def find_recipe(recipe: str | Path, beside: Path | None = None) -> Path:
     """File of a recipe given by path (relative to `beside`, or to the working folder) or by name."""
     given = Path(recipe)

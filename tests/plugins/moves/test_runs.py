@@ -148,7 +148,15 @@ def test_no_micro_batch_is_larger_than_an_optimizer_step() -> None:
 @pytest.mark.parametrize(
     ("free", "state", "words"),
     [
-        (10**12, "ok", ["training.micro_batch_steps 4 to 64", "placement.sharing lease or share"]),
+        (
+            10**12,
+            "ok",
+            [
+                "training.micro_batch_steps 4 to 64, placement.sharing lease or share",
+                "generators off",
+                "freshness.max_lag 0.5 to 2",
+            ],
+        ),
         (1, "note", ["training.micro_batch_steps above 16 (up to 64)", "placement.sharing = share"]),
     ],
 )

@@ -107,7 +107,8 @@ def test_what_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixt
         (GIVEN, "plan RUN: --samples, --workers, --rollout, --train, --max-lag is for --theory; leave it out"),
         ([], "plan: name the folder of one run, or add --gpus N, --theory or --memory"),
         (["cartpole"], "plan cartpole: it is a recipe; add --gpus N"),
-        (["cartpole", "seed=3"], "plan: name the folder of one run, or add --gpus N, --theory or --memory"),
+        (["cartpole", "seed=3"], "plan cartpole: it is a recipe; add --gpus N"),
+        (["nowhere", "seed=3"], "plan: name the folder of one run, or add --gpus N, --theory or --memory"),
         (["nowhere"], "nowhere is not there; name the folder of a run"),
     ],
 )
@@ -116,3 +117,12 @@ def test_options_of_the_other_kind_of_plan_are_refused(
 ) -> None:
     assert main(["plan", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_recipe_of_ones_own_is_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("extends: cartpole\n", encoding="utf-8")
+    assert main(["plan", "own.yaml"]) == 2
+    assert "plan own.yaml: it is a recipe; add --gpus N" in capsys.readouterr().err

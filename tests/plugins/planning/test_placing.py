@@ -88,7 +88,7 @@ REFUSED = {
     "GPUs do not divide": (["--gpus", "3", "--nodes", "2"], "does not divide by --nodes = 2; write --gpus 2,1"),
     "two numbers of nodes": (["--gpus", "2,2", "--nodes", "3"], "--gpus = 2,2 names 2 nodes; leave --nodes out"),
     "no such file": (["--gpus", "1", "--profile", "none.json"], "'none.json' is not a file; measure one with"),
-    "nodes without GPUs": (["--nodes", "2"], "--nodes is for --gpus; leave it out"),
+    "nodes without GPUs": (["--nodes", "2"], "--nodes is for --gpus; add --gpus N, or leave it out"),
     "streams": (["--gpus", "1", "batching.type=streams"], "a profile has passes, not streams"),
     "another recipe": (["--gpus", "1", "env.action_dim=5"], "whose env differs from this one's; measure this one with"),
 }
@@ -154,6 +154,30 @@ def test_a_missing_profile_says_how_to_make_one(
     monkeypatch.chdir(tmp_path)
     assert plan("--gpus", "1") != 0
     assert "there is no latency.profile.json; measure it with `polyrhythm profile latency`" in capsys.readouterr().err
+
+
+@pytest.fixture
+def own_recipe(here: Path) -> list[str]:
+    """The words of a plan for a recipe that is a file in another folder."""
+    (here / "my own").mkdir()
+    (here / "my own" / "one.yaml").write_text("extends: latency\n", encoding="utf-8")
+    return ["plan", "my own/one.yaml", "--gpus", "1", *RECIPE, *SMALL]
+
+
+def test_remedies_name_a_recipe_as_it_was_given(own_recipe: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = own_recipe
+    assert main(words) != 0
+    told = capsys.readouterr().err
+    assert "there is no one.profile.json; measure it with `polyrhythm profile 'my own/one.yaml'`" in told
+    words += ["--profile", "latency.profile.json"]
+    assert main([*words, "env.action_dim=5"]) != 0
+    assert "measure this one with `polyrhythm profile 'my own/one.yaml'`" in capsys.readouterr().err
+
+
+@long(2, "a search")
+def test_the_command_names_a_recipe_as_it_was_given(own_recipe: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*own_recipe, "--profile", "latency.profile.json"]) == 0
+    assert "polyrhythm train 'my own/one.yaml' " in capsys.readouterr().out
 
 
 def test_devices_by_node() -> None:

@@ -81,7 +81,7 @@ def test_a_plan_repeats_what_limits_its_profile(before: Profile) -> None:
     quiet = before.model_copy(update={"rate": 100.0, "simulated": 125.0})
     found = problem_of(quiet, config, devices).solve(first=1, most=1)
     for profile, others in ((quiet, False), (quiet.model_copy(update={"others_cores": 1.5}), True)):
-        text = "\n".join(lines(config, profile, devices, found, None, []))
+        text = "\n".join(lines(config, profile, devices, found, None, [], "latency"))
         assert "simulated: the run in which the profile was measured has 1.25 times the 100 transitions/s" in text
         assert ("not alone: other processes used 1.5 of 4 cores" in text) is others
         assert ("not alone" in as_data(config, profile, found, None, [])["profile"]["remarks"]) is others

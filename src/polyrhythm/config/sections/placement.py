@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, model_validator
 
 from polyrhythm.config.base import Count, Flag, InvalidSetting, NotNegative, Section, Whole
+from polyrhythm.errors import nearest
 
 #: Ranges and single device ids of at most four digits, such as 0-3,6.
 _IDS = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
@@ -169,4 +170,10 @@ class PlacementSettings(Section):
 
 
 def _named(name: Any) -> dict[str, Any]:
-    return {"start": "plan", "moves": True} if name == "auto" else {"preset": name}
+    """The settings of a short form, `auto` or a preset's name."""
+    if name == "auto":
+        return {"start": "plan", "moves": True}
+    if isinstance(name, str) and name not in get_args(Preset):
+        known = [*get_args(Preset), "auto"]
+        raise InvalidSetting("", name, f"{nearest(name, known)}it must be {', '.join(known[:-1])} or auto")
+    return {"preset": name}

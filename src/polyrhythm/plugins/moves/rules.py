@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from polyrhythm.checks import CheckContext, Result
 from polyrhythm.config.schema import RunConfig
@@ -14,6 +14,7 @@ from polyrhythm.pipeline.placed import Placed, evaluator_name, find_devices, gen
 from polyrhythm.plugins.memory_estimate.needs import longest_sample, minibatch_rows
 from polyrhythm.plugins.memory_estimate.plan import Machine, Planner, with_settings
 from polyrhythm.plugins.memory_estimate.room import free_memory, free_on
+from polyrhythm.plugins.moves.operation import LAG_LEVELS
 from polyrhythm.runtime.devices import CPU, number_of
 from polyrhythm.runtime.messages import TRAINER, station_of
 from polyrhythm.scheduler.settings import MoveRules
@@ -46,15 +47,11 @@ def move_rules(
         if seat.device != CPU:
             own = devices.get(station_of(name), ())
             devices[station_of(name)] = tuple(sorted({*own, number_of(seat.device)}))
-    stations = Counter(number for own in devices.values() for number in own)
-    generators, evaluator = generator_names(config), evaluator_name(config)
-    able = [name for name in generators if name != evaluator]
-    shared = any(stations[number] > 1 for name in able for number in devices.get(name, ()))
     memory = _Memory(config, spec, len(placed.names["trainer"]), free or free_memory)
     leased = _leases_together(placed)
     together = leased and memory.fits(_TOGETHER)
     sizes = _micro_batches(config, memory, _TOGETHER if together else {})
-    always = config.freshness.max_lag or (shared and len(generators) > 1) or leased
+    always = config.freshness.max_lag or _may_be_off(config, devices) or leased
     if not always and not _micro_batches(config, memory, None):
         raise ConfigError(
             "placement.moves = true: nothing can be moved, as freshness.max_lag is 0, training.micro_batch_steps is "
@@ -81,8 +78,20 @@ def moves_found(context: CheckContext) -> Result:
     if lacking:
         what = f"not tried, as by estimate it does not fit into the memory that is free: {', '.join(lacking)}"
         return Finding("moves", "note", f"placement.moves = true: {what}", "look at polyrhythm plan RECIPE --memory")
-    sizes = [f"training.micro_batch_steps {min(found.micro_batches)} to {most}"] if found.micro_batches else []
-    return ", ".join([*sizes, *["placement.sharing lease or share"] * found.together])
+    able_to = [f"training.micro_batch_steps {min(found.micro_batches)} to {most}"] if found.micro_batches else []
+    able_to += ["placement.sharing lease or share"] * found.together
+    able_to += ["generators off"] * _may_be_off(config, found.devices)
+    if lag := config.freshness.max_lag:
+        able_to.append(f"freshness.max_lag {min(LAG_LEVELS) * lag:g} to {lag:g}")
+    return ", ".join(able_to)
+
+
+def _may_be_off(config: RunConfig, devices: Mapping[str, Sequence[int]]) -> bool:
+    """Whether a generator may be switched off: another one goes on, and it shares a device. devices: of stations."""
+    stations = Counter(number for own in devices.values() for number in own)
+    generators, evaluator = generator_names(config), evaluator_name(config)
+    able = [name for name in generators if name != evaluator]
+    return len(generators) > 1 and any(stations[number] > 1 for name in able for number in devices.get(name, ()))
 
 
 def _unlimited(_device: str) -> None:

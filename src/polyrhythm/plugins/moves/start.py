@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.load import load_config
+from polyrhythm.config.recipes import recipe_word
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.placed import find_devices
@@ -36,14 +37,14 @@ def planned(config: RunConfig, begun: RunConfig | None = None, devices: Devices 
         log.info(
             "placement.start = plan: there is no %s, so the run starts with the recipe's settings; measure one with "
             "`polyrhythm profile %s`",
-            *(file, config.name),
+            *(file, recipe_word(config.name)),
         )
         return config
     profile = find_profile(config, str(file))
     if profile.assumed:
         raise ConfigError(
             f"profile {str(file)!r}: its numbers are assumed, not measured; measure them with "
-            f"`polyrhythm profile {config.name}`, or set placement.start=recipe"
+            f"`polyrhythm profile {recipe_word(config.name)}`, or set placement.start=recipe"
         )
     if devices is None and config.launcher != "ray":  # the machine of a job, or of a cluster's node, is not known here
         refuse_other_machine(profile, this_machine())

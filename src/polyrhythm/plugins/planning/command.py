@@ -44,12 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.theory:
         if own_workflow.is_function(arguments.run):
             raise ConfigError(f"plan {arguments.run}: it is a workflow; add --gpus N")
+        if _is_recipe(arguments.run):
+            raise ConfigError(f"plan {arguments.run}: it is a recipe; add --gpus N (0: on the CPU) or --memory")
         if arguments.run is None or arguments.overrides:
             raise ConfigError(
                 "plan: name the folder of one run, or add --gpus N, --theory or --memory (see plan --help)"
             )
-        if arguments.run in recipe_names() and not Path(arguments.run).exists():
-            raise ConfigError(f"plan {arguments.run}: it is a recipe; add --gpus N (0: on the CPU) or --memory")
         load("pipeline", "advice")(arguments.run, as_json=arguments.json)
         return 0
     if arguments.overrides:
@@ -62,6 +62,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _is_recipe(word: str | None) -> bool:
+    """Whether it is a recipe's name or file, not a run."""
+    if word is None:
+        return False
+    path = Path(word)
+    own = path.is_file() and path.suffix in (".yaml", ".yml")
+    return own or (word in recipe_names() and not path.exists())
+
+
 def _check_options(arguments: argparse.Namespace) -> None:
     """ConfigError: an option belongs to another kind of plan and would have no effect."""
     for other, names in (("theory", _THEORY), ("memory", plan_memory.OPTIONS), ("gpus", _PLACING)):
@@ -69,7 +78,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
         if given and getattr(arguments, other) in (False, None):
             placing = " --gpus" if arguments.gpus is not None else " RUN"
             own = " --memory" if arguments.memory else " --theory" if arguments.theory else placing
-            raise ConfigError(f"plan{own}: {', '.join(given)} is for --{other}; leave it out")
+            add = "add --gpus N, or " if other == "gpus" and own == " RUN" else ""
+            raise ConfigError(f"plan{own}: {', '.join(given)} is for --{other}; {add}leave it out")
 
 
 def formatted(result: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Self, TextIO
 
 from polyrhythm.cli import show
 from polyrhythm.config.load import load_config
+from polyrhythm.config.recipes import recipe_word
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, arrangement_of, changed_lines, devices_text
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("plan --gpus needs a recipe; name one, or the path of a YAML file")
     devices = parse_devices(arguments.gpus, arguments.nodes)
     config = load_config(arguments.run, arguments.overrides)
-    profile = find_profile(config, arguments.profile)
+    profile = find_profile(config, arguments.profile, shlex.quote(arguments.run))
     problem = problem_of(profile, config, devices)
     progress = JudgingProgress(sys.stderr)
     with progress, Judges(forkable_cores(), progress.judged) as judges:
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(as_data(config, profile, found, own, more), indent=2))
     else:
-        print("\n".join(lines(config, profile, devices, found, own, more, given=arguments.overrides)))
+        print("\n".join(lines(config, profile, devices, found, own, more, arguments.run, given=arguments.overrides)))
     return 0
 
 
@@ -83,21 +84,22 @@ def parse_devices(gpus: str, nodes: int | None) -> Devices:
     return Devices(tuple((f"node-{node}", count) for node, count in enumerate(counts)))
 
 
-def find_profile(config: RunConfig, file: str | None) -> Profile:
-    """The recipe's profile. ConfigError: there is none, or it is of another recipe."""
+def find_profile(config: RunConfig, file: str | None, recipe: str | None = None) -> Profile:
+    """The recipe's profile. recipe: what a command calls it. ConfigError: there is none, or it is of another recipe."""
+    recipe = recipe or recipe_word(config.name)
     path = Path(file or f"{config.name}.profile.json")
     if file is None and not path.is_file():
         raise ConfigError(
-            f"plan --gpus: there is no {path}; measure it with `polyrhythm profile {config.name}`, or name a file with "
+            f"plan --gpus: there is no {path}; measure it with `polyrhythm profile {recipe}`, or name a file with "
             "--profile"
         )
     profile = load_profile(path)
-    refuse_other_recipe(profile, config)
+    refuse_other_recipe(profile, config, recipe)
     here = this_machine().device
     if here and profile.machine.device and here != profile.machine.device:
         raise ConfigError(
             f"profile {str(path)!r}: it was measured on {profile.machine.device}, and this machine has {here}; measure "
-            f"here with `polyrhythm profile {config.name}`, or plan where there is no GPU or the same one"
+            f"here with `polyrhythm profile {recipe}`, or plan where there is no GPU or the same one"
         )
     return profile
 
@@ -198,9 +200,11 @@ def lines(
     found: Sequence[RankedPlacement],
     own: Prediction | None,
     more: Sequence[tuple[str, float]],
+    recipe: str,
     given: Sequence[str] = (),
 ) -> list[str]:
-    """The answer as text. given: the settings that the recipe was planned with; the command begins with them."""
+    """The answer as text. recipe: what the command calls it; given: the settings that it was planned with, with which
+    the command begins."""
     machine = profile.machine
     where = f"{devices.count} x {machine.device or 'GPU'}" if devices.count else "cores alone"
     if len(devices.nodes) > 1:
@@ -222,7 +226,11 @@ def lines(
     if not changed and not launcher:
         return [*text, "", "nothing to change"]
     settings = {word.partition("=")[0]: word for word in (*given, *changed, *launcher)}  # the last of a name counts
-    return [*text, "", " \\\n    ".join([f"polyrhythm train {config.name}", *map(shlex.quote, settings.values())])]
+    return [
+        *text,
+        "",
+        " \\\n    ".join([f"polyrhythm train {shlex.quote(recipe)}", *map(shlex.quote, settings.values())]),
+    ]
 
 
 def _row(one: RankedPlacement) -> dict[str, str]:

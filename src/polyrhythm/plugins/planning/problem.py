@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from polyrhythm.config.recipes import recipe_word
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import LimitedBatching
 from polyrhythm.errors import ConfigError
@@ -208,15 +209,12 @@ class PlacementProblem:
         room = self.profile.machine.device_memory / 1e9
         host = {HOST: host_memory(self.profile, min(self.choices.simulators), 1, self.devices)}
         why = why_over(self.profile, host) or next((why for why, _ in self._refused.most_common(1)), "")
+        see = f"see `polyrhythm plan {recipe_word(self.config.name)} --memory` for settings that take less"
         if why:
-            return (
-                f"--gpus = {self.devices.count}: no placement can run: {why}; see `polyrhythm plan {self.config.name} "
-                "--memory` for settings that take less"
-            )
+            return f"--gpus = {self.devices.count}: no placement can run: {why}; {see}"
         return (
             f"--gpus = {self.devices.count}: no placement fits on {self.devices.count} devices of {room:.3g} GB (at "
-            f"least: {needs}); add devices, or see `polyrhythm plan {self.config.name} --memory` for settings that "
-            "take less"
+            f"least: {needs}); add devices, or {see}"
         )
 
 

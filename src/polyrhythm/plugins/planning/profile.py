@@ -19,6 +19,7 @@ from typing import Annotated, Literal, Self
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from polyrhythm.config.recipes import recipe_word
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import write_json
@@ -255,17 +256,17 @@ def settings_digest(config: RunConfig) -> str:
     return " ".join(f"{name}:{sha256(text.encode()).hexdigest()[:8]}" for name, text in texts.items())
 
 
-def refuse_other_recipe(profile: Profile, config: RunConfig) -> None:
+def refuse_other_recipe(profile: Profile, config: RunConfig, recipe: str | None = None) -> None:
     """ConfigError: the profile is of another environment, policy or algorithm; one with assumed numbers, which has no
-    digests, is by the recipe's name alone."""
+    digests, is by the recipe's name alone. recipe: what a command calls it."""
     if profile.assumed and profile.recipe == config.name:
         return
     own, here = profile.settings.split(), settings_digest(config).split()
     if differing := [name.partition(":")[0] for name in here if name not in own]:
         raise ConfigError(
-            f"profile: it is of recipe {profile.recipe!r}, whose {' and '.join(differing)} "
+            f"profile: it is of recipe {profile.recipe!r}, whose {', '.join(differing)} "
             f"{'differs' if len(differing) == 1 else 'differ'} from this one's; measure this one with "
-            f"`polyrhythm profile {config.name}`"
+            f"`polyrhythm profile {recipe or recipe_word(config.name)}`"
         )
 
 
@@ -279,5 +280,5 @@ def refuse_other_machine(profile: Profile, machine: Machine) -> None:
     if differing := [f"{theirs}, here {here}" for theirs, here, differs in pairs if differs]:
         raise ConfigError(
             f"profile: it was measured on a machine with {'; '.join(differing)}; measure here with "
-            f"`polyrhythm profile {profile.recipe}`"
+            f"`polyrhythm profile {recipe_word(profile.recipe)}`"
         )

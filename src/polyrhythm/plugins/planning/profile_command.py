@@ -52,10 +52,11 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Profile, Path]:
         what = "--minutes" if arguments.minutes is not None else arguments.overrides[0]
         raise ConfigError(f"profile {folder}: {what} is for a recipe, and this is a run's folder; leave it out")
     before = load_profile(arguments.update) if arguments.update is not None else None
+    folder = find_run(folder)
     profile = from_run(folder, before)
     if before is not None:
-        profile = with_simulated_rate(profile, load_config(find_run(folder) / CONFIG_FILE))
-    return profile, _writable(arguments.out or arguments.update or find_run(folder) / PROFILE_FILE)
+        profile = with_simulated_rate(profile, load_config(folder / CONFIG_FILE))
+    return profile, _writable(arguments.out or arguments.update or folder / PROFILE_FILE)
 
 
 def _measured(arguments: argparse.Namespace) -> tuple[Profile, Path]:

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run", type=Path, metavar="RUN", help="folder of a run, or of runs, of which the newest is taken"
     )
-    parser.add_argument("more", type=Path, nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("more", type=Path, nargs="*", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: RUN/report.html)")
 
 
