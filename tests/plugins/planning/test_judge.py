@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from tests.plugins.planning.profiles import GB, nodes, profile, recipe, work
+from tests.plugins.planning.test_cluster import profile_of
 
 from polyrhythm.config.load import load_config
 from polyrhythm.plugins.planning.arrangement import (
@@ -19,7 +20,7 @@ from polyrhythm.plugins.planning.arrangement import (
     devices_text,
     reshaped,
 )
-from polyrhythm.plugins.planning.judge import Length, Prediction, predict
+from polyrhythm.plugins.planning.judge import FULL, Length, Prediction, predict
 from polyrhythm.plugins.planning.judging import Case, Judges
 from polyrhythm.plugins.planning.problem import problem_of
 from polyrhythm.plugins.planning.profile import StationProfile
@@ -54,6 +55,18 @@ def test_rollout_that_limits_gives_a_cycle_of_step_and_pass() -> None:
     """Two rows: four times 20 chunk steps of step and pass and a reset; and weights are loaded between two passes."""
     found = judged(replace(APART, simulators=1), micro_batch=FREE, passes=((1, 0.05),), step=((1, 0.05),))
     assert found.version_s == pytest.approx(8 / 2 * (20 * (0.05 + 0.05) + 0.1) + 0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("rows", [4, 6, 8, 16])
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_samples_that_come_in_waves_are_counted_in_whole_waves(rows: int, max_lag: int) -> None:
+    """All episodes have one length, and versions of 16 samples are no multiple of the rows, or a part of them."""
+    config = load_config("latency", [f"rollout.rows={rows}", f"freshness.max_lag={max_lag}"])
+    found, longer = (
+        predict(profile_of(config), config, nodes(0), length=length).samples_per_s
+        for length in (FULL, Length(counted=48, skipped=12))
+    )
+    assert found == pytest.approx(longer, rel=0.01)
 
 
 @pytest.mark.parametrize("max_lag", [0.0, 0.5, 1.0, 2.0])

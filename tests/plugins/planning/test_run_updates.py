@@ -85,3 +85,6 @@ def test_a_plan_repeats_what_limits_its_profile(before: Profile) -> None:
         assert "simulated: the run in which the profile was measured has 1.25 times the 100 transitions/s" in text
         assert ("not alone: other processes used 1.5 of 4 cores" in text) is others
         assert ("not alone" in as_data(config, profile, found, None, [])["profile"]["remarks"]) is others
+    unknown = problem_of(before, config, devices).solve(first=1, most=1)
+    text = "\n".join(lines(config, before, devices, unknown, None, [], "latency"))
+    assert "simulated: no run of all stations was measured with the profile, so its error is not known" in text

@@ -38,9 +38,9 @@ HOST = "host"
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How much is simulated. counted: versions over which throughput is taken; skipped: before them, besides those that
-    rollout may be ahead. requests: at most, about: chunk steps are joined, several to one, until there are no more.
-    steps: simulated chunk steps that an episode keeps at least."""
+    """How much is simulated. counted: versions over which throughput is taken; skipped: before them, besides those
+    that rollout may be ahead; of both more, until they are whole waves (`wave`). requests: at most, about: chunk steps
+    are joined, several to one, until there are no more. steps: simulated chunk steps that an episode keeps at least."""
 
     counted: int = 3
     skipped: int = 1
@@ -48,6 +48,8 @@ class Length:
     steps: int = 8
 
 
+#: Versions at most that are counted as one wave.
+_LONGEST_WAVE = 12
 #: Of what is told, and of what is only compared.
 FULL, SHORT = Length(), Length(counted=1, skipped=0, requests=3_000, steps=5)
 
@@ -83,6 +85,9 @@ def predict(
     """
     spec = env_settings(config).spec() if spec is None else spec
     ahead, every = math.ceil(config.freshness.max_lag), config.freshness.sync_interval
+    whole = wave(config)
+    counted, skipped = (math.ceil(versions / whole) * whole for versions in (length.counted, length.skipped))
+    length = replace(length, counted=counted, skipped=skipped)
     first = (ahead + length.skipped) * every
     last = first + length.counted * every
     versions = 2 * ahead + length.skipped + length.counted  # rollout of the last that counts goes on as in a long run
@@ -114,6 +119,18 @@ def predict(
         over=why_over(profile, memory),
         halted=found["halted"],
     )
+
+
+def wave(config: RunConfig) -> int:
+    """Versions until rows that began together have ended together as often as updates have taken all their samples.
+
+    Episodes of about one length end in waves. With 32 rows and versions of 16 samples, two versions come at once and
+    then none for a while; the time of one says nothing about the rate. `max_lag` lets fewer rows begin at a time.
+    """
+    rollout, samples = config.rollout, config.training.batch_size
+    rows = rollout.simulators * rollout.env_batches * rollout.rows
+    begun = min(rows, (math.ceil(config.freshness.max_lag) + 1) * samples)
+    return min(_LONGEST_WAVE, math.lcm(*(many // math.gcd(many, samples) for many in (rows, begun))))
 
 
 def memory_of(profile: Profile, config: RunConfig, devices: Devices, spec: EnvSpec) -> dict[str, int]:

@@ -197,6 +197,8 @@ class Profile(ProfilePart):
         if self.rate and self.simulated:
             ratio = f"{self.simulated / self.rate:.2f} times the {self.rate:,.0f} transitions/s that it had"
             found["simulated"] = f"the run in which the profile was measured has {ratio}"
+        elif not self.assumed:
+            found["simulated"] = "no run of all stations was measured with the profile, so its error is not known"
         if self.others_cores > _MUCH:
             many = f"other processes used {self.others_cores:.1f} of {self.machine.cores} cores during the run"
             found["not alone"] = f"{many}, so what was measured in it is too long; measure again when they do not"
