@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.errors import RunFolderError
+from polyrhythm.config.load import load_config
+from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.run_folder import find_run, new_run_folder, take_folder
+from polyrhythm.pipeline.persistence.resume_rules import started
 
 NOON = datetime(2030, 1, 2, 12, 0, 5, tzinfo=UTC)
 
@@ -26,6 +28,19 @@ def test_a_named_folder_is_made_or_taken_when_empty(tmp_path: Path) -> None:
         take_folder(folder)
     with pytest.raises(RunFolderError, match="cannot be made"):
         take_folder(folder / "x")
+
+
+def test_a_taken_folder_is_refused_before_a_placement_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_config("latency", ["placement=auto"])
+    Path("latency.profile.json").write_text("{}")
+    with pytest.raises(ConfigError, match="profile"):
+        started(config, tmp_path / "new")
+    Path("config.yaml").touch()
+    with pytest.raises(RunFolderError, match="holds a run that is not finished"):
+        started(config, tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

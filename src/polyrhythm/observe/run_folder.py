@@ -122,12 +122,21 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
 
 
 def take_folder(folder: Path) -> Path:
-    """Make the folder that the user named. RunFolderError: it has more than a job's files, or cannot be made."""
+    """Make the folder that the user named. RunFolderError: it cannot be made, or is taken (`refuse_taken`)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = any(one.name != JOB_FOLDER for one in folder.iterdir())
     except OSError as error:
         raise RunFolderError(f"folder {folder} cannot be made ({error.strerror}); name another") from error
+    refuse_taken(folder)
+    return folder
+
+
+def refuse_taken(folder: Path) -> None:
+    """RunFolderError: the folder is there and has more than a job's files, or cannot be read."""
+    try:
+        taken = folder.is_dir() and any(one.name != JOB_FOLDER for one in folder.iterdir())
+    except OSError as error:
+        raise RunFolderError(f"folder {folder} cannot be read ({error.strerror}); name another") from error
     if (folder / CONFIG_FILE).is_file() and not (folder / SUMMARY_FILE).is_file():
         raise RunFolderError(
             f"folder {folder} holds a run that is not finished; to go on with it: polyrhythm resume "
@@ -135,7 +144,6 @@ def take_folder(folder: Path) -> Path:
         )
     if taken:
         raise RunFolderError(f"folder {folder} is not empty; name another, a run never overwrites one")
-    return folder
 
 
 # ------------------------------------------------------------ settings that changed

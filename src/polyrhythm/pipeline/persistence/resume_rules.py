@@ -17,7 +17,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.recipes import read
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, MissingError, RunFolderError
-from polyrhythm.observe.run_folder import CONFIG_FILE, new_run_folder, refuse_no_run, take_folder
+from polyrhythm.observe.run_folder import CONFIG_FILE, new_run_folder, refuse_no_run, refuse_taken, take_folder
 from polyrhythm.pipeline.persistence.phases import began_in, command_of, is_finished
 from polyrhythm.pipeline.placed import with_start
 from polyrhythm.runtime.devices import Devices
@@ -131,9 +131,12 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
 def started(config: RunConfig, named: Path | None, devices: Devices | None = None) -> tuple[RunConfig, Path | None]:
     """The configuration with the settings of `placement.start`, and `run_to_resume`, which keeps those it began with.
 
-    devices: of the machine that trains (None: find them). ConfigError: from `with_start`.
+    devices: of the machine that trains (None: find them). RunFolderError: from `refuse_taken`, before anything is
+    planned; ConfigError: from `with_start`.
     """
     folder = _selected(config, named)
+    if folder is None and named is not None:
+        refuse_taken(named)
     if config.placement.start == "plan":
         config = with_start(config, None if folder is None else saved_config(folder), devices)
     return config, _fitting(folder, config)
