@@ -24,6 +24,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def three_digits(value: float) -> str:
+    """`0.123`, `12.3`, `1,230`."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
 def few(names: Sequence[str], most: int = 3) -> str:
     """The first names, and the number of others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

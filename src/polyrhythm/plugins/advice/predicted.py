@@ -32,6 +32,7 @@ from polyrhythm.plugins.planning.costs import mini_batch, sample_steps
 from polyrhythm.plugins.planning.from_run import measured_updates, profile_of, updated
 from polyrhythm.plugins.planning.judge import Length, predict
 from polyrhythm.plugins.planning.profile import Kind, Profile, WorkName, load_profile
+from polyrhythm.readable import three_digits
 from polyrhythm.runtime.devices import devices_here
 
 #: Largest relative error of the simulation of the run as it was; factor from which a change that no rule proposes is
@@ -73,7 +74,8 @@ class Predictor:
             told = f"{type(error).__name__}: {error}"
             return _noted(findings, f"bounds, no predictions: the run's measurements have gaps ({told})")
         if deviation > _TRUSTED:
-            told = f"simulating the run as it was gives {present:.3g} samples/s, measured were {measured:.3g}"
+            rates = f"{three_digits(present)} samples/s, measured were {three_digits(measured)}"
+            told = f"simulating the run as it was gives {rates}"
             return _noted(findings, f"bounds, no predictions: {told}")
         drifts = any(finding.name in DRIFTS for finding in findings)
         return [self._predicted(finding, present, drifts=drifts) for finding in findings]

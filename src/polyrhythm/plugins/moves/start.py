@@ -16,6 +16,7 @@ from polyrhythm.plugins.planning.judging import Judges, forkable_cores
 from polyrhythm.plugins.planning.placing import by_least_change, find_profile, judge_own
 from polyrhythm.plugins.planning.problem import problem_of
 from polyrhythm.plugins.planning.profile import refuse_other_machine, this_machine
+from polyrhythm.readable import three_digits
 from polyrhythm.runtime.devices import Devices
 
 log = logging.getLogger(__name__)
@@ -54,11 +55,11 @@ def planned(config: RunConfig, begun: RunConfig | None = None, devices: Devices 
         best = by_least_change(config, problem.solve(judges=judges))[0]
     own = judge_own(problem)
     changed = changed_lines(config, best.arrangement)
-    before = "it cannot be placed here" if own is None else f"{own.samples_per_s:.3g} samples/s"
+    before = "it cannot be placed here" if own is None else f"{three_digits(own.samples_per_s)} samples/s"
     log.info(
-        "placement.start = plan: by %s, measured %s, %.3g samples/s are predicted, for the recipe's own settings %s; "
+        "placement.start = plan: by %s, measured %s, %s samples/s are predicted, for the recipe's own settings %s; "
         "changed: %s",
-        *(file, profile.date, best.prediction.samples_per_s, before, " ".join(changed) or "nothing"),
+        *(file, profile.date, three_digits(best.prediction.samples_per_s), before, " ".join(changed) or "nothing"),
     )
     return load_config(config.model_dump(mode="json"), changed)
 

@@ -16,6 +16,7 @@ from polyrhythm.plugin import load
 from polyrhythm.plugins.memory_estimate import command as plan_memory
 from polyrhythm.plugins.planning import own_workflow
 from polyrhythm.plugins.planning.theory import Layout, StageTimes, Workload, advise, expected_longest, stage_times
+from polyrhythm.readable import three_digits
 from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
 
 #: Upper limit of max_lag.
@@ -122,7 +123,7 @@ def formatted(result: dict[str, Any]) -> str:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+    return f"{three_digits(value)} s"
 
 
 def _predict(arguments: argparse.Namespace) -> dict[str, Any]:

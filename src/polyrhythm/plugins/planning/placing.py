@@ -23,6 +23,7 @@ from polyrhythm.plugins.planning.judging import Judges, forkable_cores
 from polyrhythm.plugins.planning.problem import PlacementProblem, RankedPlacement, problem_of
 from polyrhythm.plugins.planning.profile import Profile, load_profile, refuse_other_recipe, this_machine
 from polyrhythm.plugins.planning.search import AGAIN, MOST
+from polyrhythm.readable import three_digits
 from polyrhythm.runtime.devices import Devices
 
 #: Placements in the table.
@@ -131,7 +132,7 @@ class JudgingProgress:
         self._count += 1
         if not (one.over or one.halted):
             self._best = max(self._best, one.samples_per_s)
-        self._write(f"judged {self._count} {self._what}, best so far {self._best:.3g} samples/s")
+        self._write(f"judged {self._count} {self._what}, best so far {three_digits(self._best)} samples/s")
 
     def _write(self, text: str) -> None:
         if self._stream is not None:
@@ -219,7 +220,7 @@ def lines(
     else:
         gain = best.prediction.samples_per_s / own.samples_per_s - 1 if own.samples_per_s else 0.0
         fits = f"; it does not fit: {own.over}" if own.over else ""
-        text.append(f"the recipe as it is: {own.samples_per_s:.3g} samples/s ({gain:+.0%} with 1){fits}")
+        text.append(f"the recipe as it is: {three_digits(own.samples_per_s)} samples/s ({gain:+.0%} with 1){fits}")
     text += [f"{what}: {gain:+.0%}" if abs(gain) >= _NOTABLE else f"{what}: no gain" for what, gain in more]
     changed = changed_lines(config, best.arrangement)
     launcher = [] if len(devices.nodes) == 1 or config.launcher == "ray" else ["launcher=ray"]
@@ -237,7 +238,7 @@ def _row(one: RankedPlacement) -> dict[str, str]:
     arrangement, found = one.arrangement, one.prediction
     largest = max((size for name, size in found.memory.items() if name != "host"), default=0)
     return {
-        "rate": f"{found.samples_per_s:.3g}",
+        "rate": three_digits(found.samples_per_s),
         "busy %": "/".join(f"{found.busy.get(kind, 0.0):.0%}".rstrip("%") for kind in _BUSY),
         "GB": f"{largest / 1e9:.3g}",
         "lag": f"{found.lag_mean:.2f}/{found.lag_max}",
