@@ -52,8 +52,9 @@ def test_an_outcome_depends_on_neither_rows_nor_launcher(tmp_path: Path, case: s
     ]
     assert len({episode["return"] for episode in found[0]}) > 1, "the episodes differ, so a mix-up would show"
     assert [len(listed) for listed in found] == [EPISODES] * 3
-    assert found[1] == found[0], "8 rows, 2 rows"
-    assert found[2] == found[0], "processes, inline"
+    assert found[2] == found[1], "processes, inline"
+    rounded = [{**episode, "return": pytest.approx(episode["return"], rel=1e-5)} for episode in found[0]]
+    assert found[1] == rounded, "8 rows, 2 rows: another batch size may round differently"
 
 
 def test_the_json_has_every_episode_and_agrees_with_the_totals(
