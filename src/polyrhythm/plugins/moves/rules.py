@@ -47,7 +47,7 @@ def move_rules(
         if seat.device != CPU:
             own = devices.get(station_of(name), ())
             devices[station_of(name)] = tuple(sorted({*own, number_of(seat.device)}))
-    memory = _Memory(config, spec, len(placed.names["trainer"]), free or free_memory)
+    memory = _Memory(config, spec, placed, free)
     leased = _leases_together(placed)
     together = leased and memory.fits(_TOGETHER)
     sizes = _micro_batches(config, memory, _TOGETHER if together else {})
@@ -67,14 +67,14 @@ def moves_found(context: CheckContext) -> Result:
     if not context.trainer or not context.sized:
         return ()
     placed = place(config)
-    able = move_rules(config, placed, context.spec, _unlimited)
     found = move_rules(config, placed, context.spec, context.free)
-    if able is None or found is None:
+    if found is None:
         return ()
-    start = config.training.micro_batch_steps
-    most, wanted = max(found.micro_batches, default=start), max(able.micro_batches, default=start)
+    start, memory = config.training.micro_batch_steps, _Memory(config, context.spec, placed, context.free)
+    most = max(found.micro_batches, default=start)
+    wanted = max(_micro_batches(config, memory, None), default=start)
     lacking = [f"training.micro_batch_steps above {most} (up to {wanted})"] * (most < wanted)
-    lacking += ["placement.sharing = share"] * (found.together < able.together)
+    lacking += ["placement.sharing = share"] * (found.together < _leases_together(placed))
     if lacking:
         what = f"not tried, as by estimate it does not fit into the memory that is free: {', '.join(lacking)}"
         return Finding("moves", "note", f"placement.moves = true: {what}", "look at polyrhythm plan RECIPE --memory")
@@ -94,22 +94,15 @@ def _may_be_off(config: RunConfig, devices: Mapping[str, Sequence[int]]) -> bool
     return len(generators) > 1 and any(stations[number] > 1 for name in able for number in devices.get(name, ()))
 
 
-def _unlimited(_device: str) -> None:
-    """Free memory in which all fits."""
-
-
 class _Memory:
-    def __init__(self, config: RunConfig, spec: EnvSpec | None, ranks: int, free: Free) -> None:
-        self._config, self._ranks = config, ranks
+    def __init__(self, config: RunConfig, spec: EnvSpec | None, placed: Placed, free: Free | None) -> None:
+        self._config, self._ranks = config, len(placed.names["trainer"])
         devices = find_devices(config)
-        self._planner = None if spec is None else Planner(spec, Machine(devices, free_on(devices, free)))
-        self._unlimited = spec is None or free is _unlimited
+        self._planner = None if spec is None else Planner(spec, Machine(devices, free_on(devices, free or free_memory)))
 
     def fits(self, settings: Mapping[str, object]) -> bool:
         """Whether the run fits by estimate with these settings."""
-        if self._unlimited or self._planner is None:
-            return True
-        return self._planner.plan(with_settings(self._config, settings)).fits
+        return self._planner is None or self._planner.plan(with_settings(self._config, settings)).fits
 
     def step_rows(self) -> int:
         """Most chunk steps of a rank in an optimizer step; 0 if unknown."""
