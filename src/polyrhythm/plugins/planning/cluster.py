@@ -125,7 +125,7 @@ class _Cluster:
                 reset_rows=batches[0].reset_rows,
                 step=work_cost(station, "step", mean_s(station, "handover")),
                 reset=work_cost(station, "reset"),
-                sample=work_cost(station, "sample", units=1) if "sample" in station.works else FREE,
+                sample=work_cost(station, "sample", units=1),
                 steps=self._episode(),
                 chunk=self.profile.episodes.chunk,
                 segment_steps=self.config.rollout.segment_steps,

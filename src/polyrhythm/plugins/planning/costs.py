@@ -13,7 +13,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import TrainingSettings
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.planning.profile import Kind, Profile, StationProfile, Work, WorkName
-from polyrhythm.plugins.virtual.clustersim.costs import Cost
+from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost
 from polyrhythm.specs.distributions import Constant, Lognormal
 
 #: Standard normal quantile of the 90th percentile.
@@ -128,11 +128,11 @@ def work_cost(
     buckets: Sequence[int] = (),
     units: int | None = None,
 ) -> Cost:
-    """A work's cost by its amount. units: of this amount alone; buckets: amounts that others are padded to; added_s: to
-    each."""
+    """A work's cost by its amount; free if it was not measured. units: of this amount alone; buckets: amounts that
+    others are padded to; added_s: to each."""
     work = station.works.get(name)
     if work is None:
-        return Cost(Constant(0.0))
+        return FREE
     sigma = spread(work)
     if units is not None:
         return MeasuredCost.of([(1, work.seconds(units))], sigma)

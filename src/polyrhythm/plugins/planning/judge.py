@@ -86,11 +86,10 @@ def predict(
     spec = env_settings(config).spec() if spec is None else spec
     ahead, every = math.ceil(config.freshness.max_lag), config.freshness.sync_interval
     whole = wave(config)
-    counted, skipped = (math.ceil(versions / whole) * whole for versions in (length.counted, length.skipped))
-    length = replace(length, counted=counted, skipped=skipped)
-    first = (ahead + length.skipped) * every
-    last = first + length.counted * every
-    versions = 2 * ahead + length.skipped + length.counted  # rollout of the last that counts goes on as in a long run
+    counted, skipped = (math.ceil(least / whole) * whole for least in (length.counted, length.skipped))
+    first = (ahead + skipped) * every
+    last = first + counted * every
+    versions = 2 * ahead + skipped + counted  # rollout of the last that counts goes on as in a long run
     settings = cluster_settings(profile, config, devices=devices, spec=spec, versions=versions)
     settings = joined(_adapted(settings, profile, devices), joined_steps(profile, config, settings, length))
     conductor = build_conductor(settings.scheduler)

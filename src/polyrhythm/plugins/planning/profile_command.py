@@ -44,7 +44,6 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Profile, Path]:
     from polyrhythm.config.load import load_config
     from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
     from polyrhythm.plugins.planning.from_run import PROFILE_FILE, from_run
-    from polyrhythm.plugins.planning.measure import with_simulated_rate
     from polyrhythm.plugins.planning.profile import load_profile
 
     folder = Path(arguments.recipe)
@@ -55,6 +54,8 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Profile, Path]:
     folder = find_run(folder)
     profile = from_run(folder, before)
     if before is not None:
+        from polyrhythm.plugins.planning.measure import with_simulated_rate
+
         profile = with_simulated_rate(profile, load_config(folder / CONFIG_FILE))
     return profile, _writable(arguments.out or arguments.update or folder / PROFILE_FILE)
 
