@@ -195,18 +195,21 @@ class VirtualDriver:
                 clock.now = max_time
                 return
             if upcoming <= due:
-                ended = sum(thread.ended for thread in self.threads)
-                clock.advance()
                 if self.threads:
-                    self._wake_between_units(sum(thread.ended for thread in self.threads) - ended)
+                    self._advance_threads()
+                else:
+                    clock.advance()
             else:
                 self._wake()
             if self._inbox:
                 self._drain()
 
-    def _wake_between_units(self, units: int) -> None:
-        """In one thread, whose last call ended so many units of work: wake the conductor once its time limit has passed
-        and then a whole unit without an event."""
+    def _advance_threads(self) -> None:
+        """In one thread: wake the conductor once its time limit has passed and then a whole unit of work without an
+        event."""
+        before = sum(thread.ended for thread in self.threads)
+        self.clock.advance()
+        units = sum(thread.ended for thread in self.threads) - before
         if self._inbox or self._deadline >= self.clock.now:
             self._late = 0
         elif units:
