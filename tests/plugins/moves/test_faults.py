@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -40,16 +41,25 @@ def drifting(sharing: str, versions: int) -> ClusterSettings:
     return found.model_copy(update={"scheduler": replace(found.scheduler, moves=rules, max_dropped=0)})
 
 
-def faults_at_moves(sharing: str, seed: int, versions: int, each: int) -> tuple[VirtualCluster, MovingConductor]:
-    """A run with the real judge in which after each move stations fail, at once and during the next versions."""
-    settings, rng = drifting(sharing, versions), random.Random(seed)
-    stations = settings.station_names()
+Observer = Callable[[float, Event, list[Command]], None]
+
+
+def watched(settings: ClusterSettings) -> tuple[VirtualCluster, MovingConductor, GuaranteeChecker, Observer]:
+    """A run with the real judge, what checks its guarantees, and the observer by which that hears of decisions."""
     conductor = build_conductor(settings.scheduler)
     assert isinstance(conductor, MovingConductor)
     cluster = VirtualCluster(settings, conductor)
     watch = GuaranteeChecker(cluster, conductor.outer)
     checked = cluster.driver.observer
     assert checked is not None
+    return cluster, conductor, watch, checked
+
+
+def faults_at_moves(sharing: str, seed: int, versions: int, each: int) -> tuple[VirtualCluster, MovingConductor]:
+    """A run with the real judge in which after each move stations fail, at once and during the next versions."""
+    settings, rng = drifting(sharing, versions), random.Random(seed)
+    stations = settings.station_names()
+    cluster, conductor, watch, checked = watched(settings)
 
     def observe(now: float, event: Event, commands: list[Command]) -> None:
         checked(now, event, commands)
@@ -81,12 +91,7 @@ def test_what_needs_too_much_memory_is_undone_and_never_repeated(kind: str, kept
     rules = replace(settings.scheduler.moves, micro_batches=(4, 8, 16, 32) if kind == "micro_batch" else ())
     rules = rules if kind == "micro_batch" else replace(rules, micro_batch=0)
     settings = settings.model_copy(update={"scheduler": replace(settings.scheduler, moves=rules)})
-    conductor = build_conductor(settings.scheduler)
-    assert isinstance(conductor, MovingConductor)
-    cluster = VirtualCluster(settings, conductor)
-    watch = GuaranteeChecker(cluster, conductor.outer)
-    checked = cluster.driver.observer
-    assert checked is not None
+    cluster, conductor, watch, checked = watched(settings)
     losses = 0
 
     def observe(now: float, event: Event, commands: list[Command]) -> None:
